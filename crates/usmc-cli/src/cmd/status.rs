@@ -128,22 +128,16 @@ fn of_unit(
 
 fn problem(unit: &files::Enabled, library: Option<bool>) -> Option<String> {
     let name = &unit.made.group;
-    let Some(known) = group::known(name) else {
+    let file = group::tmpfiles(name);
+    if group::gid(name).is_none() || !file.exists() {
         return Some(format!(
-            "there is no group {}: usmc enable --name {name} {}",
+            "the group {} or {} is gone: usmc enable --name {name} {}",
             group::unix_name(name),
-            unit.name
-        ));
-    };
-    if let Some(user) = unit.made.users.iter().find(|user| !known.members.contains(user)) {
-        return Some(format!(
-            "user {user} is not in {}: usmc enable --name {name} {}",
-            group::unix_name(name),
+            file.display(),
             unit.name
         ));
     }
     if !group::is_ready(name) {
-        let file = group::tmpfiles(name);
         return Some(format!(
             "the ISM directory is missing: systemd-tmpfiles --create {}",
             file.display()

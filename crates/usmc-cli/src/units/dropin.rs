@@ -13,7 +13,7 @@ use super::syscalls;
 /// What a drop-in is made for.
 #[derive(Debug)]
 pub struct Wanted<'a> {
-    /// The link group's name: [`super::group`].
+    /// The group's name: [`super::group`].
     pub group: &'a str,
     /// The ISM directory.
     pub ism_dir: &'a Path,
@@ -21,7 +21,7 @@ pub struct Wanted<'a> {
     pub preload: &'a Path,
     /// The directory around all libraries.
     pub library_dir: &'a Path,
-    /// Users that become members of the group.
+    /// Users that are let into the directory.
     pub users: &'a [String],
 }
 
@@ -36,7 +36,7 @@ pub struct DropIn {
 
 /// Begins the line that names the group.
 const GROUP: &str = "# group: ";
-/// Begins the line that names the group's members by this unit.
+/// Begins the line that names the users whom this unit needs in the directory.
 const USERS: &str = "# users: ";
 /// The first words of a drop-in of ours.
 const MARK: &str = "# Made by `usmc enable`";
@@ -46,7 +46,7 @@ const MARK: &str = "# Made by `usmc enable`";
 pub struct Made {
     /// The group's name.
     pub group: String,
-    /// Users that are members for this unit.
+    /// Users that are let in for this unit.
     pub users: Vec<String>,
 }
 
@@ -77,6 +77,12 @@ pub fn of(
         lines.push(format!("SupplementaryGroups={}", super::group::unix_name(wanted.group)));
     }
     lines.extend(file_system(settings, wanted, &mut notes));
+    if settings.last("ProcSubset") == Some("pid") {
+        // Two users' programs tell by the boot_id that they are on one kernel.
+        let what =
+            "ProcSubset=pid hides which kernel it runs on: to programs of other users it stays TCP";
+        notes.push(what.to_owned());
+    }
     if is_without_unix(settings) {
         lines.push("RestrictAddressFamilies=AF_UNIX".to_owned());
     }
@@ -162,6 +168,12 @@ fn file_system(settings: &Settings, wanted: &Wanted<'_>, notes: &mut Vec<String>
     let path = |path: &Path| quoted(&literal(path));
     for hidden in [dir, library].into_iter().filter(|place| is_inaccessible(settings, place)) {
         notes.push(format!("InaccessiblePaths= hides {}: it stays TCP", hidden.display()));
+    }
+    for (key, place) in [("NoExecPaths", library), ("ReadOnlyPaths", dir)] {
+        if settings.paths(key).iter().any(|path| path == place) {
+            // Of one path's two settings the stricter counts.
+            notes.push(format!("{key}= names {}: it stays TCP", place.display()));
+        }
     }
     if is_elsewhere(settings) || is_covered(settings, dir) {
         lines.push(format!("BindPaths=-{}", path(dir)));
@@ -351,6 +363,10 @@ mod tests {
         let dynamic = more("DynamicUser=yes\n");
         assert_eq!(dynamic, ["SupplementaryGroups=usmc-web", "ReadWritePaths=-/run/usmc/web"]);
         let (_, notes) = made_for("InaccessiblePaths=-/run/usmc\n");
+        assert!(notes[0].contains("stays TCP"), "{notes:?}");
+        let (_, notes) = made_for("ProcSubset=pid\n");
+        assert!(notes[0].contains("stays TCP"), "{notes:?}");
+        let (_, notes) = made_for("NoExecPaths=/usr/lib/usmc\n");
         assert!(notes[0].contains("stays TCP"), "{notes:?}");
         let home = by("ProtectHome=yes\n", "/home/a/libusmc_preload.so").unwrap().0;
         assert_eq!(home[2..], ["BindReadOnlyPaths=-/home/a"]);

@@ -1,16 +1,19 @@
-//! The group of users that share an ISM directory, `/run/usmc/NAME`: a system group, its members, and the line by which
-//! systemd-tmpfiles(8) makes the directory at each boot.
+//! The services that share an ISM directory, `/run/usmc/NAME`: systemd-tmpfiles(8) makes it at each boot, and lets their users in.
+//!
+//! Users are let in by name (acl(5)), not as members of the group: a program that drops its groups together with its rights, as
+//! memcached does, stays in, and no service fails to start for a group that is gone. The group is for those that have no lasting
+//! user (`DynamicUser=`), and for whomever the administrator makes a member.
 
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
-use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-use crate::steps::{Steps, call};
+use crate::steps::Steps;
 
 use super::files;
 
@@ -18,6 +21,8 @@ use super::files;
 const LONGEST: usize = 27;
 /// Each member keeps his own files, which are the group's.
 const MODE: u32 = 0o3770;
+/// The package's own file below a library directory.
+const PACKAGE: &str = "tmpfiles.d/usmc.conf";
 /// In the tmpfiles.d(5) file of a group that was made here, and goes with its last unit.
 const OURS: &str = "# The group was made with it.";
 
@@ -44,136 +49,128 @@ pub fn tmpfiles(name: &str) -> PathBuf {
     PathBuf::from(format!("/etc/tmpfiles.d/usmc-{name}.conf"))
 }
 
-/// A group, as the system knows it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Known {
-    /// Its number.
-    pub gid: u32,
-    /// Its members in /etc/group.
-    pub members: Vec<String>,
-}
-
-/// Looks it up.
-pub fn known(name: &str) -> Option<Known> {
+/// The group's number, if there is such a group.
+pub fn gid(name: &str) -> Option<u32> {
     let named = Command::new("getent").args(["group", &unix_name(name)]).output();
     let text = match named {
         Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
         // musl has none.
         Err(_) => fs::read_to_string("/etc/group").unwrap_or_default(),
     };
-    known_in(&text, &unix_name(name))
+    gid_in(&text, &unix_name(name))
 }
 
-fn known_in(groups: &str, name: &str) -> Option<Known> {
+fn gid_in(groups: &str, name: &str) -> Option<u32> {
     let mut fields = groups.lines().map(|line| line.split(':'));
     let mut fields =
         fields.find_map(|mut fields| (fields.next() == Some(name)).then_some(fields))?;
-    let gid = fields.nth(1)?.parse().ok()?;
-    let members = fields.next().unwrap_or_default().split(',');
-    Some(Known { gid, members: members.filter(|m| !m.is_empty()).map(str::to_owned).collect() })
+    fields.nth(1)?.parse().ok()
 }
 
-/// Makes the group, its directory, and the line for the next boot. All of it may be there.
+/// Whether a user's name can be written into an ACL.
+pub fn is_user(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_.-@$".contains(c);
+    !name.is_empty() && !name.starts_with('-') && name.chars().all(plain)
+}
+
+/// Makes the group, and the directory for these users, now and at each boot. All of it may be there.
 ///
 /// # Errors
 /// The step that failed.
-pub fn set_up(steps: &Steps, name: &str) -> Result<()> {
+pub fn set_up(steps: &Steps, name: &str, users: &BTreeSet<String>) -> Result<()> {
     let unix = unix_name(name);
-    let was_known = known(name).is_some();
+    let was_known = gid(name).is_some();
     if !was_known {
         steps.run("groupadd", &["--system", &unix])?;
     }
-    let file = tmpfiles(name);
-    let is_ours = !was_known || fs::read_to_string(&file).is_ok_and(|text| text.contains(OURS));
-    steps.write(&file, &line(name, is_ours))?;
-    let dir = ism_dir(name);
-    let gid = known(name).map_or(u32::MAX, |group| group.gid);
-    if !steps.is_dry && is_right(&dir, gid) {
-        return Ok(());
-    }
-    let what = format!("make {} for the group {unix}, mode {MODE:04o}", dir.display());
-    steps.step(&what, || make_directory(&dir, gid))
+    let is_ours = !was_known || is_ours(name);
+    steps.write(&tmpfiles(name), &lines(name, users, is_ours))?;
+    create(steps, name)
 }
 
-fn line(name: &str, is_ours: bool) -> String {
+fn create(steps: &Steps, name: &str) -> Result<()> {
+    let file = tmpfiles(name);
+    steps.run("systemd-tmpfiles", &["--create", &file.to_string_lossy()])?;
+    let dir = ism_dir(name);
+    ensure!(
+        steps.is_dry || is_ready(name),
+        "systemd-tmpfiles has not made {} as {} says; remove what is there, and try again",
+        dir.display(),
+        file.display()
+    );
+    Ok(())
+}
+
+/// Whether the group was made by `usmc enable`.
+fn is_ours(name: &str) -> bool {
+    fs::read_to_string(tmpfiles(name)).is_ok_and(|text| text.contains(OURS))
+}
+
+/// tmpfiles.d(5). A user that is not known at some boot costs its own lines only.
+fn lines(name: &str, users: &BTreeSet<String>, is_ours: bool) -> String {
     let (dir, unix) = (ism_dir(name), unix_name(name));
-    let ours = if is_ours { format!("{OURS}\n") } else { String::new() };
-    format!(
-        "# Made by `usmc enable`: the ISM directory of some services.\n{ours}d {} {MODE:04o} root {unix} -\n",
-        dir.display()
-    )
+    let dir = dir.display();
+    let mut text = "# Made by `usmc enable`: the ISM directory of some services.\n".to_owned();
+    if is_ours {
+        text.push_str(OURS);
+        text.push('\n');
+    }
+    let _ = writeln!(text, "d {dir} {MODE:04o} root {unix} -");
+    // Users of before are out.
+    let _ = writeln!(text, "a {dir} - - - - u::rwx,g::rwx,o::---,d:u::rwx,d:g::rwx,d:o::---");
+    let _ = writeln!(text, "a {dir}/* - - - - u::rw-,g::rw-,o::---");
+    for user in users {
+        let _ = writeln!(text, "a+ {dir} - - - - u:{user}:rwx,d:u:{user}:rwx");
+        let _ = writeln!(text, "a+ {dir}/* - - - - u:{user}:rw-");
+    }
+    text
 }
 
 /// Whether the directory is as it should be.
 pub fn is_ready(name: &str) -> bool {
-    known(name).is_some_and(|group| is_right(&ism_dir(name), group.gid))
-}
-
-fn is_right(dir: &Path, gid: u32) -> bool {
+    let Some(gid) = gid(name) else { return false };
     let is_it = |meta: fs::Metadata| {
         meta.is_dir() && (meta.uid(), meta.gid(), meta.mode() & 0o7777) == (0, gid, MODE)
     };
-    fs::symlink_metadata(dir).is_ok_and(is_it)
+    fs::symlink_metadata(ism_dir(name)).is_ok_and(is_it)
 }
 
-fn make_directory(dir: &Path, gid: u32) -> Result<()> {
-    let parent = dir.parent().unwrap_or(Path::new("/"));
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
-    match fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        made => made?,
-    }
-    let is_directory = fs::symlink_metadata(dir)?.is_dir();
-    ensure!(is_directory, "{} is something else; remove it", dir.display());
-    chown(dir, Some(0), Some(gid))?;
-    fs::set_permissions(dir, Permissions::from_mode(MODE)).map_err(Into::into)
+/// The users of a group's services, but those of `without`.
+pub fn users(name: &str, without: &[String]) -> BTreeSet<String> {
+    let units = files::enabled().into_iter();
+    let others = units.filter(|unit| unit.made.group == name && !without.contains(&unit.name));
+    others.flat_map(|unit| unit.made.users).filter(|user| is_user(user)).collect()
 }
 
-/// Makes a user a member. systemd gives a service the groups of its user, and so do programs that change to another user
-/// (initgroups(3)); a group that is gone one day keeps neither from starting.
-///
-/// # Errors
-/// There is no such user, or gpasswd(1) fails.
-pub fn add_member(steps: &Steps, name: &str, user: &str) -> Result<()> {
-    if known(name).is_some_and(|group| group.members.iter().any(|member| member == user)) {
-        return Ok(());
-    }
-    call("getent", &["passwd", user]).with_context(|| format!("there is no user {user}"))?;
-    steps.run("gpasswd", &["--add", user, &unix_name(name)])
-}
-
-/// Takes back what no unit needs any more: members whom none of them names, and with the last unit the group and its directory.
+/// Takes back what no service needs any more: users, and with the last service the group and its directory. `gone`: services
+/// that have just left it, or would in a dry run.
 ///
 /// # Errors
 /// The step that failed.
 pub fn tidy(steps: &Steps, name: &str, gone: &[String]) -> Result<()> {
-    let left = files::enabled()
-        .into_iter()
-        .filter(|unit| unit.made.group == name && !(steps.is_dry && gone.contains(&unit.name)));
-    let left: Vec<files::Enabled> = left.collect();
-    let Some(group) = known(name) else { return remove_files(steps, name) };
-    let wanted: BTreeSet<&String> = left.iter().flat_map(|unit| &unit.made.users).collect();
-    let file = fs::read_to_string(tmpfiles(name)).unwrap_or_default();
-    let is_ours = file.contains(OURS);
-    if left.is_empty() {
-        remove_files(steps, name)?;
-        return if is_ours { steps.run("groupdel", &[&unix_name(name)]) } else { Ok(()) };
+    let is_left = |unit: &files::Enabled| unit.made.group == name && !gone.contains(&unit.name);
+    if files::enabled().iter().any(is_left) {
+        steps.write(&tmpfiles(name), &lines(name, &users(name, gone), is_ours(name)))?;
+        return create(steps, name);
     }
-    // Of a group that was here before nobody knows why its members are.
-    for member in group.members.iter().filter(|member| is_ours && !wanted.contains(member)) {
-        steps.run("gpasswd", &["--delete", member, &unix_name(name)])?;
-    }
-    Ok(())
-}
-
-fn remove_files(steps: &Steps, name: &str) -> Result<()> {
+    let is_ours = is_ours(name);
     steps.remove(&tmpfiles(name))?;
     let dir = ism_dir(name);
-    if fs::symlink_metadata(&dir).is_err() {
-        return Ok(());
+    if fs::symlink_metadata(&dir).is_ok() {
+        steps.step(&format!("remove {}", dir.display()), || {
+            fs::remove_dir_all(&dir).map_err(Into::into)
+        })?;
     }
-    steps
-        .step(&format!("remove {}", dir.display()), || fs::remove_dir_all(&dir).map_err(Into::into))
+    // Others' directories may be in it, and the package wants it.
+    let is_wanted =
+        ["/usr/lib", "/usr/local/lib"].iter().any(|lib| Path::new(lib).join(PACKAGE).exists());
+    if !steps.is_dry && !is_wanted {
+        let _ = dir.parent().map(fs::remove_dir);
+    }
+    if is_ours && gid(name).is_some() {
+        steps.run("groupdel", &[&unix_name(name)])?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -190,18 +187,26 @@ mod tests {
 
     #[test]
     fn groups_are_found_by_their_whole_name() {
-        let groups = "root:x:0:\nusmc-web2:x:7:c\nusmc-web:x:998:a,b\nusmc-x:x:9:\nbroken\n";
-        let web = Known { gid: 998, members: vec!["a".into(), "b".into()] };
-        assert_eq!(known_in(groups, "usmc-web"), Some(web));
-        assert_eq!(known_in(groups, "usmc-x").unwrap().members, Vec::<String>::new());
-        assert_eq!(known_in(groups, "usmc-we"), None);
-        assert_eq!(known_in(groups, "broken"), None);
+        let groups = "root:x:0:\nusmc-web2:x:7:c\nusmc-web:x:998:a,b\nbroken\n";
+        assert_eq!(gid_in(groups, "usmc-web"), Some(998));
+        assert_eq!(gid_in(groups, "usmc-we"), None);
+        assert_eq!(gid_in(groups, "broken"), None);
     }
 
     #[test]
-    fn the_line_for_the_next_boot() {
-        let text = line("web", true);
-        assert!(text.ends_with("d /run/usmc/web 3770 root usmc-web -\n") && text.contains(OURS));
-        assert!(!line("web", false).contains(OURS));
+    fn the_lines_for_the_next_boot() {
+        let users = ["redis", "www-data"].map(str::to_owned).into();
+        let text = lines("web", &users, true);
+        assert!(text.contains("\nd /run/usmc/web 3770 root usmc-web -\n") && text.contains(OURS));
+        assert!(text.contains("\na+ /run/usmc/web - - - - u:redis:rwx,d:u:redis:rwx\n"));
+        assert!(text.ends_with("\na+ /run/usmc/web/* - - - - u:www-data:rw-\n"), "{text}");
+        assert!(!lines("web", &users, false).contains(OURS));
+        assert!(
+            is_user("www-data")
+                && is_user("a.b$")
+                && !is_user("a,b")
+                && !is_user("")
+                && !is_user("-a")
+        );
     }
 }

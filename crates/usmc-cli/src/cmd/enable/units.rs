@@ -38,9 +38,11 @@ pub fn run(args: &Args) -> Result<()> {
         args.services.iter().map(|name| plan(name, args, &library)).collect();
     let plans = plans?;
     let before = files::enabled();
-    group::set_up(&steps, &args.name)?;
-    let is_new =
-        plans.iter().map(|plan| change(&steps, &args.name, plan)).collect::<Result<Vec<bool>>>()?;
+    let names: Vec<String> = plans.iter().map(|plan| plan.unit.name.clone()).collect();
+    let mut users = group::users(&args.name, &names);
+    users.extend(plans.iter().flat_map(|plan| plan.users.iter().cloned()));
+    group::set_up(&steps, &args.name, &users)?;
+    let is_new = plans.iter().map(|plan| change(&steps, plan)).collect::<Result<Vec<bool>>>()?;
     leave_others(&steps, &args.name, &plans, &before)?;
     if manager::is_running() && is_new.contains(&true) {
         steps.run("systemctl", &["daemon-reload"])?;
@@ -119,6 +121,9 @@ fn users(unit: &Unit, named: &[String]) -> Result<(Vec<String>, Vec<String>)> {
     let mut wanted: Vec<String> = named.to_vec();
     wanted.push(own.to_owned());
     wanted.extend(running(&unit.name));
+    // What was found while it ran, or was named once.
+    let before = fs::read_to_string(unit.drop_in()).ok().and_then(|text| dropin::made(&text));
+    wanted.extend(before.into_iter().flat_map(|made| made.users));
     for user in wanted.iter().filter(|user| !["root", "0"].contains(&user.as_str())) {
         users.insert(user_name(user).with_context(|| {
             format!("{}: no user {user} is known here; name it by --user", unit.name)
@@ -142,7 +147,7 @@ fn running(unit: &str) -> Vec<String> {
 
 fn user_name(user: &str) -> Option<String> {
     let line = call("getent", &["passwd", user]).ok()?;
-    line.split(':').next().map(str::to_owned).filter(|name| !name.is_empty())
+    line.split(':').next().map(str::to_owned).filter(|name| group::is_user(name))
 }
 
 /// What is read after the drop-in, and takes back what it says.
@@ -187,11 +192,8 @@ fn overridden(unit: &Unit, drop_in: &DropIn) -> Result<()> {
     Ok(())
 }
 
-/// Makes the members and writes the drop-in; whether that is another one now.
-fn change(steps: &Steps, name: &str, plan: &Plan) -> Result<bool> {
-    for user in &plan.users {
-        group::add_member(steps, name, user)?;
-    }
+/// Writes the drop-in; whether that is another one now.
+fn change(steps: &Steps, plan: &Plan) -> Result<bool> {
     let path = plan.unit.drop_in();
     let old = fs::read_to_string(&path).ok();
     if let Some(old) = &old {
@@ -205,7 +207,7 @@ fn change(steps: &Steps, name: &str, plan: &Plan) -> Result<bool> {
     Ok(old.as_deref() != Some(&*plan.drop_in.text))
 }
 
-/// Units that were in another group, and members whom nobody needs any more.
+/// Takes units out of the groups that they were in.
 fn leave_others(
     steps: &Steps,
     name: &str,

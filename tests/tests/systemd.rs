@@ -1,0 +1,414 @@
+//! Services of a real systemd, as Debian ships them, brought under uSMC by `usmc enable`: in namespaces of their own, over a
+//! copy-on-write view of this machine's root (`systemd/boot.sh`). Where systemd cannot be started so, the tests say so and end.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use usmc_tests::fixture::tool;
+use usmc_tests::ss::{self, Socket};
+use usmc_tests::{Fixture, Process, build, is_plain, procfs};
+
+/// `boot.sh`, which takes its control groups down when it is asked to end, also where a test panics.
+struct Boot(Process);
+
+impl Drop for Boot {
+    fn drop(&mut self) {
+        let pid = self.0.pid();
+        if !procfs::has_ended(pid) {
+            self.0.signal(libc::SIGTERM);
+        }
+        let until = Instant::now() + Duration::from_secs(5);
+        while !procfs::has_ended(pid) && Instant::now() < until {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A running systemd.
+struct Machine {
+    /// Dropped before the fixture, which would kill it.
+    boot: Boot,
+    fixture: Fixture,
+    /// Its number here.
+    first: String,
+}
+
+impl Machine {
+    fn boot(name: &str) -> Option<Machine> {
+        // Without the library there is nothing to be brought anywhere.
+        if is_plain() {
+            return None;
+        }
+        let fixture = Fixture::with_limit(name, Duration::from_secs(120));
+        let (usmc, dir) = (build::usmc(), fixture.scratch().join("machine"));
+        std::fs::create_dir(&dir).expect("our own directory");
+        let mut boot = fixture.plain("sh");
+        boot.arg(build::tests_dir().join("systemd/boot.sh")).arg(dir).arg(usmc);
+        boot.arg(usmc.with_file_name("libusmc_preload.so"));
+        let mut boot = fixture.spawn(boot);
+        let told =
+            boot.try_line().and_then(|line| line.strip_prefix("first process ").map(str::to_owned));
+        let Some(first) = told.filter(|first| !first.is_empty()) else {
+            eprintln!("{name}: systemd cannot be started here: {}", boot.errors());
+            return None;
+        };
+        let machine = Machine { boot: Boot(boot), fixture, first };
+        let is_up = || {
+            let state = machine.output("systemctl is-system-running");
+            state.starts_with("running") || state.starts_with("degraded")
+        };
+        machine.fixture.wait_until("systemd", is_up);
+        Some(machine)
+    }
+
+    fn command(&self, script: &str) -> Command {
+        let mut command = self.fixture.plain("nsenter");
+        let spaces = ["--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup", "--root", "--wd"];
+        command.args(["--target", &self.first]).args(spaces).args(["sh", "-ec", script]);
+        // The machine's own.
+        command.env_remove("USMC_ISM_DIR").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command
+    }
+
+    /// Runs a script, which has to succeed.
+    fn run(&self, script: &str) -> String {
+        self.fixture.run(self.command(script))
+    }
+
+    /// Runs one that may fail, and returns what it prints to either output.
+    fn output(&self, script: &str) -> String {
+        let out = self.command(script).output().expect("nsenter");
+        String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
+    }
+
+    /// Connections to a port, at both ends, as `usmc ss` in there shows them.
+    fn connections(&self, port: u16) -> Vec<Socket> {
+        let all = ss::parse(&self.run("usmc ss --json")).into_iter();
+        all.filter(|s| s.local_port() == port || s.peer_port() == port).collect()
+    }
+
+    /// What `client` does until it is killed is in shared memory at both ends, on all connections to the port.
+    fn assert_smcd(&self, port: u16, client: &str) {
+        let load = self.start(client);
+        self.until(port, client, |seen| {
+            let servers = seen.iter().filter(|s| s.local_port() == port).count();
+            servers > 0 && servers * 2 == seen.len() && seen.iter().all(Socket::is_smcd)
+        });
+        stop(load);
+    }
+
+    /// None of them is.
+    fn assert_tcp(&self, port: u16, client: &str) {
+        let load = self.start(client);
+        self.until(port, client, |seen| {
+            assert!(seen.iter().all(|s| s.mode == "TCP"), "{seen:#?}");
+            seen.iter().map(|s| s.tx_bytes).sum::<u64>() > 50_000
+        });
+        stop(load);
+    }
+
+    /// Waits until the connections of a port are as they should be.
+    fn until(&self, port: u16, what: &str, mut is_it: impl FnMut(&[Socket]) -> bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let seen = self.connections(port);
+            if is_it(&seen) {
+                return;
+            }
+            assert!(Instant::now() < until, "{what}: {seen:#?}");
+        }
+    }
+
+    /// Waits until something listens.
+    fn wait_for_port(&self, port: u16) {
+        let listens = format!("ss -Hltn sport = :{port}");
+        self.fixture.wait_until("a listener", || !self.output(&listens).is_empty());
+    }
+
+    /// A service of redis with settings of its own, enabled in the group `all` and started; what was said of it.
+    fn redis(&self, name: &str, port: u16, settings: &str) -> String {
+        self.run(&format!(
+            "cat >/etc/systemd/system/{name}.service <<'E'\n[Service]\nType=notify\n\
+             ExecStart=/usr/bin/redis-server --port {port} --supervised systemd --save '' --dir /\n{settings}\nE\n\
+             systemctl daemon-reload; usmc enable {name} --name all && systemctl start {name}"
+        ))
+    }
+
+    /// Until it is the user that it changes to: `usmc enable` looks at that.
+    fn start_memcached(&self) {
+        self.run("systemctl start memcached");
+        let user = "ps -o user= -p $(systemctl show memcached -P MainPID)";
+        self.fixture.wait_until("memcached", || self.output(user).trim() == "memcache");
+    }
+
+    /// Starts a program that goes on until [`stop`].
+    fn start(&self, program: &str) -> Process {
+        self.fixture.spawn(self.command(&format!("exec {program}")))
+    }
+
+    fn end(self) {
+        drop(self.boot);
+        self.fixture.finish();
+    }
+}
+
+/// Ends what nsenter(1) has started, and so that itself.
+fn stop(mut load: Process) {
+    for child in procfs::children(load.pid()) {
+        // SAFETY: kill(2) touches no memory of ours; its parent, which we have not reaped, keeps the number.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+    }
+    load.wait();
+}
+
+/// What keeps asking redis, or a web server, under uSMC in a group's directory.
+fn redis_load(group: &str, port: u16) -> String {
+    format!(
+        "env USMC_ISM_DIR=/run/usmc/{group} usmc run -- redis-benchmark -p {port} -c 4 -t set,get -l -q"
+    )
+}
+
+fn web_load(group: &str) -> String {
+    format!("env USMC_ISM_DIR=/run/usmc/{group} usmc run -- wrk -t1 -c4 -d60 http://127.0.0.1/")
+}
+
+/// All that `usmc enable` may have changed.
+const CHANGED: &str = "find /etc/systemd/system /etc/tmpfiles.d /run/usmc; cat /etc/group; ls -ld /etc/systemd/system";
+
+#[test]
+fn debians_services_leave_tcp_and_come_back() {
+    let Some(machine) = Machine::boot("debians_services") else { return };
+    let before = machine.output(CHANGED);
+    machine.run("systemctl start redis-server nginx");
+    machine.start_memcached();
+    let dry = machine.run("usmc enable redis nginx memcached --name web --dry-run");
+    assert!(
+        dry.contains("would write /etc/systemd/system/redis-server.service.d/50-usmc.conf"),
+        "{dry}"
+    );
+    assert_eq!(machine.output(CHANGED), before, "a dry run changes nothing");
+
+    let done = machine.run("usmc enable redis nginx memcached --name web");
+    let hint = "systemctl restart redis-server.service nginx.service memcached.service";
+    assert!(done.contains(hint), "{done}");
+    let status = machine.run("usmc status redis-server");
+    assert!(status.contains("not started anew"), "{status}");
+    let again = machine.run("usmc enable redis nginx memcached --name web --restart");
+    assert_eq!(again.matches("50-usmc.conf is as it should be").count(), 3, "{again}");
+
+    machine.assert_smcd(6379, &redis_load("web", 6379));
+    // Its user namespace has no other users: they are met by messages.
+    let other = format!(
+        "setpriv --reuid=www-data --regid=www-data --clear-groups {}",
+        redis_load("web", 6379)
+    );
+    machine.assert_smcd(6379, &other);
+    machine.assert_smcd(80, &web_load("web"));
+    let status: Value = serde_json::from_str(&machine.run("usmc status --json")).expect("JSON");
+    let rows = status.as_array().expect("a list");
+    assert_eq!(rows.len(), 3, "{status}");
+    for row in rows {
+        assert_eq!(
+            (&row["library"], &row["problem"]),
+            (&Value::Bool(true), &Value::Null),
+            "{status}"
+        );
+    }
+
+    machine.run("usmc disable nginx memcached --restart");
+    machine.assert_tcp(80, &web_load("web"));
+    machine.assert_smcd(6379, &redis_load("web", 6379));
+    machine.run("usmc disable redis --restart");
+    machine.assert_tcp(6379, "usmc run -- redis-benchmark -c 4 -t set,get -l -q");
+    assert_eq!(machine.output(CHANGED), before, "nothing is left");
+    let refused = machine.output("usmc disable redis");
+    assert!(refused.contains("redis.service is not enabled"), "{refused}");
+    machine.end();
+}
+
+/// memcached drops its groups with its rights.
+#[test]
+fn a_service_that_drops_its_groups_is_served() {
+    let Some(machine) = Machine::boot("drops_groups") else { return };
+    machine.start_memcached();
+    machine.run("usmc enable memcached --restart");
+    machine.wait_for_port(11211);
+    machine.run(
+        "cat >/tmp/ask.py <<'E'\n\
+         import socket\n\
+         s = socket.create_connection(('127.0.0.1', 11211))\n\
+         while True:\n    s.sendall(b'set a 0 0 3\\r\\nabc\\r\\n'); assert s.recv(100) == b'STORED\\r\\n'\n\
+         E\n",
+    );
+    machine.assert_smcd(
+        11211,
+        "env USMC_ISM_DIR=/run/usmc/default usmc run -- /usr/bin/python3 /tmp/ask.py",
+    );
+    machine.end();
+}
+
+/// A service of redis with settings of its own, which starts and is in shared memory once it is enabled.
+#[test]
+fn restrictions_are_answered() {
+    let Some(machine) = Machine::boot("restrictions") else { return };
+    // What its root needs, and the library's directory does not come with it.
+    let root = "RootDirectory=/srv/root\nBindReadOnlyPaths=/usr /lib /lib64 /etc\nMountAPIVFS=yes\n\
+                TemporaryFileSystem=/usr/lib/usmc";
+    machine.run("mkdir -p /srv/root/usr /srv/root/lib /srv/root/lib64 /srv/root/etc /srv/root/run");
+    let units = [
+        ("dynamic", "DynamicUser=yes"),
+        (
+            "strict",
+            "User=redis\nProtectSystem=strict\nPrivateTmp=yes\nPrivateDevices=yes\nUMask=0077",
+        ),
+        ("hidden", "User=redis\nTemporaryFileSystem=/run/usmc /usr/lib/usmc"),
+        (
+            "noexec",
+            "User=redis\nNoExecPaths=/\nExecPaths=/usr/bin /usr/lib/x86_64-linux-gnu /usr/lib64",
+        ),
+        ("families", "User=redis\nRestrictAddressFamilies=AF_INET AF_INET6"),
+        (
+            "calls",
+            "User=redis\nSystemCallFilter=@system-service\nSystemCallFilter=~memfd_create @privileged",
+        ),
+        ("proc", "User=redis\nProtectProc=invisible\nPrivateUsers=yes"),
+        (
+            "memory",
+            "User=redis\nMemoryDenyWriteExecute=yes\nRestrictSUIDSGID=yes\nLockPersonality=yes\nRemoveIPC=yes",
+        ),
+        ("root", root),
+    ];
+    for (at, (name, settings)) in units.iter().enumerate() {
+        let port = 7000 + at as u16;
+        let said = machine.redis(name, port, settings);
+        assert!(!said.contains("stays TCP"), "{said}");
+        machine.assert_smcd(port, &redis_load("all", port));
+        assert_eq!(machine.run(&format!("redis-cli -p {port} ping")).trim(), "PONG", "{name}");
+    }
+    let said = machine.redis("subset", 7100, "User=redis\nProcSubset=pid");
+    assert!(said.contains("to programs of other users it stays TCP"), "{said}");
+    machine.assert_tcp(7100, &redis_load("all", 7100));
+    let names: Vec<&str> = units.iter().map(|(name, _)| *name).collect();
+    machine.run(&format!("usmc disable subset {} --restart", names.join(" ")));
+    assert_eq!(machine.output("ls /run/usmc /etc/tmpfiles.d/usmc-all.conf 2>/dev/null"), "");
+    machine.end();
+}
+
+#[test]
+fn the_library_never_keeps_a_service_from_starting() {
+    let Some(machine) = Machine::boot("never_keeps") else { return };
+    machine.run("systemctl start redis-server && usmc enable redis-server --restart");
+    for (what, damage) in [
+        ("a directory for everybody", "chmod 1777 /run/usmc/default"),
+        ("no directory", "rm -r /run/usmc/default"),
+        ("a file in its place", "echo >/run/usmc/default"),
+        ("no group", "groupdel usmc-default"),
+        ("no library", "mv /usr/lib/usmc /usr/lib/usmc.away"),
+    ] {
+        machine.run(&format!("{damage}; systemctl reset-failed; systemctl restart redis-server"));
+        machine.fixture.wait_until(what, || machine.output("redis-cli ping").trim() == "PONG");
+    }
+    machine.run("mv /usr/lib/usmc.away /usr/lib/usmc");
+    machine.assert_tcp(6379, "usmc run -- redis-benchmark -c 4 -t set,get -l -q");
+    let status = machine.run("usmc status");
+    assert!(status.contains("usmc enable --name default redis-server.service"), "{status}");
+    // As it says; what is in the way has to be removed first.
+    machine.run("rm /run/usmc/default; usmc enable redis-server --restart");
+    machine.assert_smcd(6379, &redis_load("default", 6379));
+    machine.end();
+}
+
+#[test]
+fn a_filter_that_kills_does_not_kill_for_the_library() {
+    let Some(machine) = Machine::boot("filter_kills") else { return };
+    machine.run(
+        "cat >/srv/call.py <<'E'\n\
+         import ctypes\n\
+         libc = ctypes.CDLL(None, use_errno=True)\n\
+         for number in 438, 260:\n    assert libc.syscall(number, -1, -1, -1, -1, -1) == -1\n    assert ctypes.get_errno() == 1\n\
+         E\n\
+         cat >/etc/systemd/system/call.service <<'E'\n[Service]\nType=oneshot\nExecStart=/usr/bin/python3 /srv/call.py\n\
+         SystemCallFilter=@system-service\nSystemCallFilter=~@privileged\nE\n\
+         systemctl daemon-reload",
+    );
+    let result = || {
+        machine.output("systemctl start call");
+        machine.run("systemctl show call --property Result,ExecMainStatus --value")
+    };
+    // SIGSYS, at the first of pidfd_getfd(2) and fchownat(2).
+    assert_eq!(result(), "signal\n31");
+    machine.run("usmc enable call");
+    assert_eq!(result(), "success\n0");
+    machine.end();
+}
+
+#[test]
+fn a_service_that_does_not_start_with_it_starts_without() {
+    let Some(machine) = Machine::boot("does_not_start") else { return };
+    machine.run(
+        "printf '#!/bin/sh\\n[ -z \"$LD_PRELOAD\" ] && exec sleep 1000\\n' >/srv/picky && chmod 755 /srv/picky\n\
+         printf '[Service]\\nType=exec\\nExecStartPre=/srv/picky-too\\nExecStart=/srv/picky\\n' >/etc/systemd/system/picky.service\n\
+         printf '#!/bin/sh\\n[ -z \"$LD_PRELOAD\" ]\\n' >/srv/picky-too && chmod 755 /srv/picky-too\n\
+         systemctl daemon-reload && systemctl start picky",
+    );
+    let refused = machine.output("usmc enable picky --restart");
+    assert!(refused.contains("it runs without"), "{refused}");
+    assert_eq!(machine.run("systemctl is-active picky").trim(), "active");
+    assert_eq!(machine.output("ls /etc/systemd/system/picky.service.d 2>/dev/null"), "");
+    // What comes after the drop-in, and what counts more.
+    machine.run(
+        "mkdir -p /etc/systemd/system/picky.service.d\n\
+         printf '[Service]\\nEnvironment=LD_PRELOAD=/x.so\\n' >/etc/systemd/system/picky.service.d/override.conf",
+    );
+    let refused = machine.output("systemctl daemon-reload; usmc enable picky");
+    assert!(refused.contains("override.conf is read after the drop-in"), "{refused}");
+    let refused = machine.output("usmc enable nonesuch");
+    assert!(refused.contains("systemd has no unit nonesuch.service"), "{refused}");
+    machine.end();
+}
+
+#[test]
+fn advice_names_the_services() {
+    let Some(machine) = Machine::boot("advice") else { return };
+    machine.run("systemctl start redis-server");
+    let load = machine.start("redis-benchmark -c 3 -t get -l -q");
+    machine.fixture.wait_until("connections", || {
+        machine
+            .run("ss -Htn state established dport = :6379 | wc -l")
+            .trim()
+            .parse::<u32>()
+            .is_ok_and(|n| n >= 3)
+    });
+    let told: Value =
+        serde_json::from_str(&machine.run("usmc advise --seconds 1 --json")).expect("JSON");
+    stop(load);
+    let pair = &told["pairs"][0];
+    assert_eq!(pair["server"]["service"], "redis-server.service", "{told}");
+    assert_eq!(
+        (&pair["port"], &pair["client"]["program"]),
+        (&6379.into(), &"redis-benchmark".into())
+    );
+    assert_eq!(pair["connections"], 3, "{told}");
+    let number = |key: &str| pair[key].as_u64().expect("a number");
+    assert!(number("segments_per_second") > 1000 && number("bytes_per_second") > 10_000, "{told}");
+    let wake_ups = number("wake_ups_per_second_at_most");
+    assert!(wake_ups > 0 && wake_ups <= number("segments_per_second"), "{told}");
+    assert_eq!(pair["commands"][0], "usmc enable redis-server", "{told}");
+    assert_eq!(pair["commands"][1], "USMC_ISM_DIR=/run/usmc/default usmc run -- redis-benchmark");
+    let text = machine.run("usmc advise --seconds 1");
+    assert!(text.contains("no connection") || text.contains("moved nothing"), "{text}");
+    machine.end();
+}
+
+#[test]
+fn nothing_is_left_outside() {
+    let Some(machine) = Machine::boot("nothing_left") else { return };
+    machine.run("touch /etc/systemd/system/left /dev/shm/left /run/left /tmp/left");
+    machine.end();
+    let found = tool(
+        "find",
+        &["/etc/systemd/system", "/dev/shm", "/run", "/tmp", "-maxdepth", "1", "-name", "left"],
+    );
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "");
+}
