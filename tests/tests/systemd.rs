@@ -129,8 +129,8 @@ impl Machine {
     /// A service of redis with settings of its own, enabled in the group `all` and started; what was said of it.
     fn redis(&self, name: &str, port: u16, settings: &str) -> String {
         self.run(&format!(
-            "cat >/etc/systemd/system/{name}.service <<'E'\n[Service]\nType=notify\n\
-             ExecStart=/usr/bin/redis-server --port {port} --supervised systemd --save '' --dir /\n{settings}\nE\n\
+            "cat >/etc/systemd/system/{name}.service <<'E'\n[Service]\nType=exec\n\
+             ExecStart=/usr/bin/redis-server --port {port} --save '' --dir /\n{settings}\nE\n\
              systemctl daemon-reload; usmc enable {name} --name all && systemctl start {name}"
         ))
     }
@@ -282,11 +282,13 @@ fn restrictions_are_answered() {
     for (at, (name, settings)) in units.iter().enumerate() {
         let port = 7000 + at as u16;
         let said = machine.redis(name, port, settings);
+        machine.wait_for_port(port);
         assert!(!said.contains("stays TCP"), "{said}");
         machine.assert_smcd(port, &redis_load("all", port));
         assert_eq!(machine.run(&format!("redis-cli -p {port} ping")).trim(), "PONG", "{name}");
     }
     let said = machine.redis("subset", 7100, "User=redis\nProcSubset=pid");
+    machine.wait_for_port(7100);
     assert!(said.contains("to programs of other users it stays TCP"), "{said}");
     machine.assert_tcp(7100, &redis_load("all", 7100));
     let names: Vec<&str> = units.iter().map(|(name, _)| *name).collect();

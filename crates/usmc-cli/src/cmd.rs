@@ -21,7 +21,7 @@ pub mod run;
 pub mod seid;
 pub mod ss;
 pub mod stats;
+pub mod status;
 pub mod switch;
 pub mod top;
-pub mod status;
 pub mod ueid;
