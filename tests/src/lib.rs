@@ -12,6 +12,7 @@
 pub mod build;
 pub mod cluster;
 pub mod device;
+pub mod docker;
 pub mod draw;
 pub mod fixture;
 pub mod ivshmem;

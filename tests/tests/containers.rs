@@ -1,106 +1,29 @@
 //! Containers of Docker (Debian's docker.io) on a bridge network: with users, PID, mount and network namespaces of
 //! their own, they leave TCP where they share the ISM directory by a volume, and nowhere else.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
-use usmc_tests::fixture::tool;
-use usmc_tests::{Fixture, Process, build, is_plain};
+use usmc_tests::docker::Docker;
+use usmc_tests::{Fixture, is_plain};
 
 const GROUP: u32 = 61_000;
-const PROGRAMS: [&str; 3] =
-    ["/usr/bin/redis-server", "/usr/bin/redis-cli", "/usr/bin/redis-benchmark"];
 
-/// A Docker daemon of the test's own. It sets up no firewall and pulls nothing.
-struct Docker<'a> {
-    fixture: &'a Fixture,
-    daemon: Process,
-    socket: String,
-}
-
-impl<'a> Docker<'a> {
-    fn start(fixture: &'a Fixture) -> Docker<'a> {
-        let dir = fixture.scratch().join("docker");
-        let at = |name: &str| dir.join(name).to_string_lossy().into_owned();
-        fs::create_dir(&dir).expect("our own directory");
-        let socket = format!("unix://{}", at("socket"));
-        let mut daemon = fixture.plain("dockerd");
-        daemon.args(["--iptables=false", "--ip6tables=false", "--bridge=none"]);
-        daemon.args(["--storage-driver=vfs", "--host", &socket]);
-        for (option, name) in
-            [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")]
-        {
-            daemon.args([option, &at(name)]);
-        }
-        let daemon = fixture.spawn(daemon);
-        fixture.wait_until("dockerd", || daemon.errors().contains("API listen on"));
-        Docker { fixture, daemon, socket }
+/// The beginning of a command in a new container of this user; `device` is its ISM directory.
+fn container(name: &str, user: u32, device: Option<&Path>) -> Vec<String> {
+    let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let mut args = words(format!("--name {name} --network net --user {user}:{user}"));
+    args.extend(words(format!("--group-add {GROUP} --tmpfs /data:mode=1777 --workdir /data")));
+    if let Some(dir) = device {
+        args.extend(words(format!("-v {}:/ism -e USMC_ISM_DIR=/ism", dir.display())));
     }
-
-    fn command(&self, args: &[&str]) -> Command {
-        // There may be another one in the path.
-        let mut command = self.fixture.plain("/usr/bin/docker");
-        command.args(["--host", &self.socket]).args(args);
-        command
+    args.push("usmc".to_owned());
+    if !is_plain() {
+        args.extend(["/usmc/usmc", "run", "--"].map(str::to_owned));
     }
-
-    fn run(&self, args: &[&str]) -> String {
-        self.fixture.run(self.command(args))
-    }
-
-    /// Makes an image of redis, uSMC and the libraries they need, from this machine's files.
-    fn import(&self) {
-        let root = self.fixture.scratch().join("root");
-        let usmc = build::usmc();
-        let library = usmc.with_file_name("libusmc_preload.so");
-        let mut files: BTreeSet<PathBuf> = PROGRAMS.iter().map(PathBuf::from).collect();
-        for program in PROGRAMS.iter().map(Path::new).chain([usmc, &library]) {
-            let out = tool("ldd", &[&program.to_string_lossy()]);
-            let text = String::from_utf8_lossy(&out.stdout).into_owned();
-            let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
-            files.extend(paths.map(PathBuf::from));
-        }
-        let mut copies: Vec<(PathBuf, PathBuf)> = files
-            .iter()
-            .map(|f| (f.clone(), root.join(f.strip_prefix("/").expect("absolute"))))
-            .collect();
-        copies.push((usmc.to_owned(), root.join("usmc/usmc")));
-        copies.push((library, root.join("usmc/libusmc_preload.so")));
-        for (from, to) in copies {
-            fs::create_dir_all(to.parent().expect("a directory")).expect("our own directory");
-            fs::copy(&from, &to).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
-        }
-        for dir in ["tmp", "dev", "proc", "sys"] {
-            fs::create_dir_all(root.join(dir)).expect("our own directory");
-        }
-        let tar = self.fixture.scratch().join("root.tar").to_string_lossy().into_owned();
-        let out = tool("tar", &["-C", &root.to_string_lossy(), "-cf", &tar, "."]);
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        self.run(&["import", &tar, "usmc"]);
-    }
-
-    /// The beginning of a command in a new container of this user; `device` is its ISM directory.
-    fn container(&self, name: &str, user: u32, device: Option<&Path>) -> Vec<String> {
-        let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        let mut args = words(format!("--name {name} --network net --user {user}:{user}"));
-        args.extend(words(format!("--group-add {GROUP} --tmpfs /data:mode=1777 --workdir /data")));
-        if let Some(dir) = device {
-            args.extend(words(format!("-v {}:/ism -e USMC_ISM_DIR=/ism", dir.display())));
-        }
-        args.push("usmc".to_owned());
-        if !is_plain() {
-            args.extend(["/usmc/usmc", "run", "--"].map(str::to_owned));
-        }
-        args
-    }
-
-    fn end(mut self) {
-        assert!(self.daemon.terminate().success());
-    }
+    args
 }
 
 fn strs(args: &[String]) -> Vec<&str> {
@@ -119,12 +42,12 @@ fn redis_in_containers(name: &str, shared: bool, check: impl Fn(&Fixture, u16)) 
     docker.import();
     docker.run(&["network", "create", "--driver", "bridge", "net"]);
 
-    let server = docker.container("server", 61_001, Some(dir));
+    let server = container("server", 61_001, Some(dir));
     let redis = ["redis-server", "--port", &number, "--save", "", "--protected-mode", "no"];
     docker.run(&[&["run", "--detach"], &strs(&server)[..], &redis].concat());
     fixture.wait_until("redis", || docker.run(&["logs", "server"]).contains("Ready to accept"));
 
-    let client = docker.container("client", 61_002, Some(dir).filter(|_| shared));
+    let client = container("client", 61_002, Some(dir).filter(|_| shared));
     let load = ["redis-benchmark", "-h", "server", "-p", &number, "-q", "-t", "set,get"];
     let much = ["-n", "400000", "-c", "20", "-d", "1024", "-r", "1000"];
     let mut load = fixture
@@ -134,7 +57,7 @@ fn redis_in_containers(name: &str, shared: bool, check: impl Fn(&Fixture, u16)) 
     assert!(!out.to_lowercase().contains("error"), "{out}");
     assert!(out.contains("SET: ") && out.contains("GET: "), "{out}");
 
-    let cli = docker.container("cli", 61_003, Some(dir).filter(|_| shared));
+    let cli = container("cli", 61_003, Some(dir).filter(|_| shared));
     let ask = ["redis-cli", "-h", "server", "-p", &number, "strlen", "key:000000000007"];
     assert_eq!(docker.run(&[&["run", "--rm"], &strs(&cli)[..], &ask].concat()).trim(), "1024");
     docker.run(&["rm", "--force", "server"]);
