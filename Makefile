@@ -15,7 +15,7 @@ TEST_DEPS := liburing-dev:- libibverbs-dev:- python3:/usr/bin/python3 curl:curl 
 	openssh-client:ssh openssl:openssl iperf3:iperf3 qperf:qperf nodejs:node default-jdk-headless:javac \
 	python3-pip:- mariadb-server:mariadbd mariadb-client:mariadb-slap \
 	musl-tools:musl-gcc iproute2:ip nftables:nft tcpdump:tcpdump strace:strace docker.io:dockerd \
-	prometheus:prometheus python3-prometheus-client:- tmux:tmux
+	prometheus:prometheus python3-prometheus-client:- tmux:tmux docker-compose:docker-compose passwd:groupadd
 VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio kmod:modprobe gzip:gzip tcpdump:tcpdump iproute2:ip procps:pgrep udev:udevadm \
 	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3 postgresql:-
 PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:debootstrap docker.io:dockerd \
@@ -23,7 +23,7 @@ PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:d
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd \
 	test-deps fuzz-deps lint-deps package-deps \
 	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
@@ -88,6 +88,11 @@ test-vm: vm-deps build
 # Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Five minutes; `make test` has a part of it.
 test-vm-rdma: rdma-vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
+
+# Debian's services under a real systemd and under docker compose, brought under uSMC and back. A part of `make test`; says so and
+# succeeds where systemd cannot be started in namespaces.
+test-systemd: test-deps build
+	$(CARGO) test --profile checked --locked -p usmc-tests --test systemd --test compose -- --nocapture
 
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build
