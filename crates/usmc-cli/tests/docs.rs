@@ -41,6 +41,10 @@ fn every_option_is_in_the_manual() {
         (&["seid", "--help"], "usmc-ueid.1"),
         (&["export", "--help"], "usmc-export.1"),
         (&["agent", "--help"], "usmc-agent.8"),
+        (&["advise", "--help"], "usmc-advise.1"),
+        (&["enable", "--help"], "usmc-enable.8"),
+        (&["disable", "--help"], "usmc-enable.8"),
+        (&["status", "--help"], "usmc-enable.8"),
         (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));
