@@ -26,6 +26,6 @@ echo "$$" >"$dir/cgroup${own:-/}/cgroup.procs" 2>/dev/null || echo "$$" >"$dir/c
 wait "$unshare" || :
 # A signal ends the wait, too.
 wait "$unshare" || :
-while [ "$(sed -n 's/^populated //p' "$group/cgroup.events")" = 1 ]; do :; done
-find "$group" -depth -type d -exec rmdir {} +
+# What is killed takes a moment to go.
+while [ -d "$group" ]; do find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || :; done
 umount "$dir/cgroup"
