@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     if let Some(hint) = hint(&rows).filter(|_| is_read) {
         eprintln!("{hint}");
     }
-    if rows.is_empty() {
+    if rows.is_empty() && !args.json {
         eprintln!("usmc: {}", args.nothing(look.programs.len()));
     }
     if look.hidden > 0 {
