@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(of(&endless), Some(Shim::Becomes(endless.clone())));
         assert_eq!(of(Path::new("/bin/ls")), None);
         assert_eq!(of(&script("python", "#!/usr/bin/python3\nexec /bin/ls\n")), None);
-        let line = "exec \"/root/.pyenv/libexec/pyenv\" exec \"$program\" \"$@\"";
+        let line = "exec \"/opt/pyenv/libexec/pyenv\" exec \"$program\" \"$@\"";
         assert_eq!(manager(Path::new("/x/python3"), line).as_deref(), Some("pyenv which python3"));
         assert_eq!(manager(Path::new("/x/java"), "exec \"$JAVA\""), None);
         fs::remove_dir_all(&dir).expect("our own directory");
