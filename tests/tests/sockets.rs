@@ -7,6 +7,7 @@
 //! not; the answer comes once `usmc ss` has confirmed it.
 
 use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
@@ -14,6 +15,9 @@ use usmc_tests::{Fixture, Process, build, rdma, region};
 
 /// The slowest case takes two seconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// Cases at once, for each processor. A case waits for four fifths of its time.
+const AT_ONCE: usize = 2;
 
 /// Cases that do not pass under uSMC yet, by name.
 const KNOWN_FAILURES: &str = include_str!("../known_failures.txt");
@@ -87,7 +91,9 @@ const NARROW_SETS: &[Set] = &[
 ];
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(AT_ONCE * cpus);
     let mut trials = Vec::new();
     let narrow = if cfg!(target_arch = "x86_64") { NARROW_SETS } else { &[] };
     for set in SETS.iter().chain(MUSL_SETS).chain(narrow) {
