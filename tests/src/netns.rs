@@ -138,3 +138,17 @@ fn ip(args: &[&str]) {
     let out = tool("ip", args);
     assert!(out.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
+
+/// The value of a counter in /proc/net/netstat, whose lines come in pairs: names, and values.
+///
+/// # Panics
+/// Without that counter.
+pub fn counter(netstat: &str, name: &str) -> u64 {
+    let lines: Vec<Vec<&str>> =
+        netstat.lines().map(|line| line.split_whitespace().collect()).collect();
+    let found = lines.chunks_exact(2).find_map(|pair| {
+        let at = pair[0].iter().position(|word| *word == name)?;
+        pair[1].get(at)?.parse().ok()
+    });
+    found.unwrap_or_else(|| panic!("no {name} in {netstat}"))
+}

@@ -52,6 +52,18 @@ impl Hosts {
         self.net.address(host)
     }
 
+    /// A tool at a host, which has to succeed.
+    pub fn tool(&self, host: usize, command: &[&str]) {
+        self.net.tool(host, command);
+    }
+
+    /// What a host's kernel has counted of TCP.
+    pub fn netstat(&self, fixture: &Fixture, host: usize) -> String {
+        let mut command = self.net.plain(fixture, host, ROOT);
+        command.args(["cat", "/proc/net/netstat"]);
+        fixture.run(command)
+    }
+
     /// A host's ISM directory.
     pub fn ism_dir(&self, host: usize) -> &Path {
         &self.dirs[host]

@@ -4,6 +4,7 @@
 //!   Silent ──Hand──▶ Asked ──answer──▶ (closed)
 //!     │ Fetch: TCP, if it is there
 //!     │ Show: what there is
+//!     │ Propose: a Proposal, and it may say more
 //!     │ rubbish, or late
 //!     ▼
 //!  (closed)
@@ -17,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, ipproto, listen, recvmsg, sendmsg, socket_with, sockopt,
 };
-use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
+use smc_proto::wire::clc::MAX_LEN;
+use usmc_shm::agent::{Answer, LEN, PROPOSAL_MAX, Place, Request, Role};
 
 use crate::report;
 use crate::service::{Handed, OTHERS, Service, Ticket};
@@ -281,6 +283,15 @@ impl Control {
                 self.visitors.remove(&number);
                 self.silent.retain(|(_, other)| *other != number);
             }
+            (Stage::Silent, Received::Propose(server)) => {
+                // The process hands the connection over by the same socket, once it is made.
+                let is_sent = propose(&visitor.socket, server, self.is_draining, service).is_ok();
+                self.silent.retain(|(_, other)| *other != number);
+                match is_sent {
+                    true => self.silent.push_back((Instant::now(), number)),
+                    false => _ = self.visitors.remove(&number),
+                }
+            }
             (Stage::Silent, Received::Hand(..)) if self.is_draining => {
                 let _ = send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None);
                 self.visitors.remove(&number);
@@ -314,7 +325,7 @@ impl Control {
         };
         let memfd = match answer {
             Answer::Ring(_) => service.memfd(ticket),
-            Answer::Tcp { .. } | Answer::Shown => None,
+            Answer::Tcp { .. } | Answer::Shown | Answer::Proposal(_) => None,
         };
         match send(&visitor.socket, &answer.emit(), memfd) {
             Ok(()) => service.is_answered(ticket),
@@ -337,6 +348,28 @@ fn oldest_of_most(all: impl Iterator<Item = (u32, u64)> + Clone) -> Option<u64> 
     all.filter(|(user, _)| *user == most).map(|(_, number)| number).next()
 }
 
+/// Says the Proposal for a server at that address, or that there is none.
+fn propose(
+    socket: &OwnedFd,
+    server: IpAddr,
+    is_draining: bool,
+    service: &Service,
+) -> rustix::io::Result<()> {
+    let mut room = [0; MAX_LEN];
+    let message = if is_draining { Err(0) } else { service.propose(server) };
+    let proposal = match &message {
+        Ok(message) => message.emit(&mut room).ok().filter(|bytes| bytes.len() <= PROPOSAL_MAX),
+        Err(_) => None,
+    };
+    match proposal {
+        Some(bytes) => {
+            let head = Answer::Proposal(bytes.len() as u32).emit();
+            send(socket, &[&head[..], bytes].concat(), None)
+        }
+        None => send(socket, &Answer::Tcp { code: message.err().unwrap_or(0) }.emit(), None),
+    }
+}
+
 /// One message with a descriptor, or without.
 fn send(socket: &OwnedFd, message: &[u8], memfd: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -354,6 +387,7 @@ enum Received {
     Hand(Role, TcpStream, OwnedFd),
     Fetch(Place),
     Show,
+    Propose(IpAddr),
     /// The end, or what is no request. Descriptors that came are closed.
     Other,
 }
@@ -383,7 +417,12 @@ fn receive(socket: &OwnedFd) -> Received {
         Some(Request::Hand(role)) => role,
         Some(Request::Fetch(place)) if descriptors.is_empty() => return Received::Fetch(place),
         Some(Request::Show) if descriptors.is_empty() => return Received::Show,
-        Some(Request::Fetch(_) | Request::Show) | None => return refused(&descriptors),
+        Some(Request::Propose(address)) if descriptors.is_empty() => {
+            return Received::Propose(Ipv6Addr::from(address).to_canonical());
+        }
+        Some(Request::Fetch(_) | Request::Show | Request::Propose(_)) | None => {
+            return refused(&descriptors);
+        }
     };
     let [tcp, deputy] = match <[OwnedFd; 2]>::try_from(descriptors) {
         Ok(both) if both.iter().all(is_tcp) => both,

@@ -151,6 +151,28 @@ impl<B: Buffers> Driver<B> {
         Ok(conn)
     }
 
+    /// The Proposal for a connection that leads to that device, to go with its SYN.
+    pub fn propose(&self, device: DeviceId) -> Option<Message> {
+        self.engine.propose(device, &self.adapters)
+    }
+
+    /// A client's, whose Proposal ([`Driver::propose`]) has gone with the SYN.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn connect_proposed(&mut self, wish: Wish<B>, tcp: TcpStream) -> Result<ConnId, TcpStream> {
+        let now = self.now();
+        match self.engine.connect_proposed(wish, &mut self.adapters, now) {
+            Ok(conn) => {
+                self.shake(conn, tcp);
+                // The answer may be there.
+                self.wake(Wake::Handshakes);
+                Ok(conn)
+            }
+            Err(_) => Err(tcp),
+        }
+    }
+
     /// A server's, likewise.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use smc_proto::close::Direction;
 use smc_proto::handshake::Circumstances;
+use smc_proto::wire::clc::Message;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::DeviceId;
 use usmc_rdma::{ConnId, Event, Memory, Wish};
@@ -40,7 +41,7 @@ use crate::lines::Lines;
 use crate::rest::Rest;
 use crate::room::Taken;
 use crate::rooms::{RoomId, Rooms};
-use crate::sys::Owner;
+use crate::sys::{self, Owner};
 
 use left::Left;
 
@@ -211,6 +212,15 @@ impl Service {
         ticket
     }
 
+    /// The Proposal for a server at that address, which goes with the SYN.
+    ///
+    /// # Errors
+    /// As a Decline has it: no device leads there.
+    pub fn propose(&self, server: IpAddr) -> Result<Message, u32> {
+        let device = sys::source_of(server).and_then(|ip| self.driver.adapters.device_for(ip));
+        device.and_then(|device| self.driver.propose(device)).ok_or(NO_DEVICE)
+    }
+
     /// It gets a slot, and waits for its turn.
     fn seat(&mut self, ticket: Ticket, handed: Handed) -> Result<Place, u32> {
         let Handed { role, tcp, deputy, owner } = handed;
@@ -222,6 +232,7 @@ impl Service {
         let deputy = Deputy::new(segment, slot, deputy);
         deputy.confirm(usage);
         let place = Place { segment: id, slot, usage: usage.to_bits() };
+        // A server has a Proposal that was sent, and waits.
         let line = tcp.peer_addr().ok().map(|at| at.ip()).filter(|_| role == Role::Client);
         let wished = Wished { role, tcp, device, buffers, memory };
         let stage = Stage::Waits(Box::new(wished));
@@ -256,6 +267,7 @@ impl Service {
         let wish = Wish { buffers, memory, device, circumstances };
         let conn = match role {
             Role::Client => self.driver.connect(wish, tcp),
+            Role::Proposed => self.driver.connect_proposed(wish, tcp),
             Role::Server => self.driver.accept(wish, tcp),
         }?;
         case.conn = Some(conn);

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::net::sockopt;
@@ -54,6 +54,18 @@ pub(crate) fn is_at_mark(socket: impl AsFd) -> bool {
     // SAFETY: a place for the answer.
     let done = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCATMARK, &raw mut is_at) };
     done == 0 && is_at != 0
+}
+
+/// The address that a connection to that one comes from, as the routes are; `None`: there is no route.
+pub(crate) fn source_of(destination: IpAddr) -> Option<IpAddr> {
+    let any: IpAddr = match destination {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // UDP: the kernel looks up the route, and sends nothing. The port is of no use.
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((destination, 9)).ok()?;
+    socket.local_addr().ok().map(|at| at.ip())
 }
 
 /// The index of the network device that has this address; `None` where none has.

@@ -140,9 +140,16 @@ INLINE enum header header(struct bpf_sock_ops *ops)
 INLINE void reserve(struct bpf_sock_ops *ops)
 {
 	enum header kind = header(ops);
+	struct state *state;
 
+	if (kind == OUR_SYN && !bpf_reserve_hdr_opt(ops, SMC_LEN + PROBE_LEN, 0))
+		return;
+	/* Beside a cookie of Fast Open there is no room for the probe. */
 	if (kind != OTHER)
-		bpf_reserve_hdr_opt(ops, kind == OUR_SYN ? SMC_LEN + PROBE_LEN : SMC_LEN, 0);
+		bpf_reserve_hdr_opt(ops, SMC_LEN, 0);
+	/* The SYN-ACK of a connection that Fast Open has accepted is out. */
+	else if (!(ops->skb_tcp_flags & TCPHDR_SYN) && (state = state_of(ops->sk, 0)) && state->armed)
+		end_writing(ops, state);
 }
 
 INLINE void write(struct bpf_sock_ops *ops)
@@ -177,8 +184,7 @@ INLINE void accepted(struct bpf_sock_ops *ops)
 
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG))
 		return;
-	/* Fast Open accepts with the SYN and its data, in front of which no handshake can be. */
-	speaks = !(ops->skb_tcp_flags & TCPHDR_SYN) && says_smc(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
+	speaks = says_smc(ops, BPF_LOAD_HDR_OPT_TCP_SYN);
 	/* A listener that was armed before these programs were loaded has kept its flag, and we have answered. */
 	if (!state && speaks)
 		state = state_of(ops->sk, BPF_SK_STORAGE_GET_F_CREATE);
@@ -186,7 +192,9 @@ INLINE void accepted(struct bpf_sock_ops *ops)
 		return;
 	state->armed = 1;
 	state->outcome = speaks ? SPEAKS : SILENT;
-	end_writing(ops, state);
+	/* Fast Open accepts with the SYN: the SYN-ACK, which says SMC, is made after this. */
+	if (!(ops->skb_tcp_flags & TCPHDR_SYN))
+		end_writing(ops, state);
 }
 
 SECTION("sockops") int usmc_tcp_option(struct bpf_sock_ops *ops)

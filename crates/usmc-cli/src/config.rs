@@ -68,7 +68,7 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 20] = [
+pub static KEYS: [Key; 21] = [
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("regions", "USMC_REGIONS", "--regions", Kind::Regions),
@@ -85,6 +85,7 @@ pub static KEYS: [Key; 20] = [
     key("include_addrs", "USMC_INCLUDE_ADDRS", "--include-addr", Kind::Addrs),
     key("exclude_addrs", "USMC_EXCLUDE_ADDRS", "--exclude-addr", Kind::Addrs),
     key("peers", "USMC_PEERS", "--peer", Kind::Peers),
+    key("fast_open", "USMC_FAST_OPEN", "--fast-open", Kind::Peers),
     key("include_programs", "USMC_INCLUDE_PROGRAMS", "--include-program", Kind::Programs),
     key("exclude_programs", "USMC_EXCLUDE_PROGRAMS", "--exclude-program", Kind::Programs),
     key("ueids", "USMC_UEIDS", "--ueid", Kind::Eids),

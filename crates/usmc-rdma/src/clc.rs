@@ -10,7 +10,8 @@ use smc_proto::handshake::server::{
     Choice, ChoiceR, Confirmed, ExpectConfirm, ExpectProposal, Surroundings,
 };
 use smc_proto::handshake::{
-    Agreement, CLC_TIMEOUT, ConfirmingLink, Ending, ExpectDecline, Fallback, Fault, Finished, Path,
+    Agreement, CLC_TIMEOUT, Circumstances, ConfirmingLink, Ending, ExpectDecline, Fallback, Fault,
+    Finished, Path,
 };
 use smc_proto::ids::{Chid, SmcdGid, U24};
 use smc_proto::link_group::{self, Port, Role, Time};
@@ -21,7 +22,7 @@ use crate::buffers::Buffers;
 use crate::connection::{ConnId, Data};
 use crate::engine::{Conn, Engine, RefusedWish, Wish};
 use crate::event::Event;
-use crate::nic::Nic;
+use crate::nic::{DeviceId, Nic};
 use crate::seats::Joined;
 
 /// What a connection waits for.
@@ -70,6 +71,12 @@ impl Surroundings for OnlyRdma {
     }
 }
 
+/// What a client has for a connection that leads to that device.
+fn devices(device: DeviceId, nic: &impl Nic) -> Devices {
+    let port = nic.port(device);
+    Devices { smcr_v2: Some(port.gid), smcr_v2_mac: port.mac, ..Devices::default() }
+}
+
 impl<B: Buffers> Engine<B> {
     /// A client's connection begins.
     ///
@@ -83,15 +90,43 @@ impl<B: Buffers> Engine<B> {
     ) -> Result<ConnId, RefusedWish> {
         let (circumstances, device) = (wish.circumstances, wish.device);
         let conn = self.begin(wish, now)?;
-        let port = nic.port(device);
-        let devices =
-            Devices { smcr_v2: Some(port.gid), smcr_v2_mac: port.mac, ..Devices::default() };
-        match client::begin(self.config.host.clone(), circumstances, &devices) {
+        match client::begin(self.config.host.clone(), circumstances, &devices(device, nic)) {
             Ok((expect, proposal)) => {
                 self.messages.push_back((conn, proposal));
                 // The application waits for nothing but what the server sends, and that for as long as TCP does.
                 self.wait(conn, Stage::Proposed(expect), None);
             }
+            Err(ending) => self.end(conn, ending, nic, now),
+        }
+        Ok(conn)
+    }
+
+    /// The Proposal for a connection that leads to that device, to go with the SYN. None: there is nothing to offer.
+    pub fn propose(&self, device: DeviceId, nic: &impl Nic) -> Option<Message> {
+        let devices = devices(device, nic);
+        let in_syn = client::begin_in_syn(self.config.host.clone(), false, &devices);
+        in_syn.map(|(_, proposal)| proposal)
+    }
+
+    /// A client's connection begins whose Proposal ([`Engine::propose`]) is with the server already. The device is the same one.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn connect_proposed(
+        &mut self,
+        wish: Wish<B>,
+        nic: &mut impl Nic,
+        now: Time,
+    ) -> Result<ConnId, RefusedWish> {
+        let (Circumstances { peer_says_smc, ipsec, .. }, device) =
+            (wish.circumstances, wish.device);
+        let conn = self.begin(wish, now)?;
+        let devices = devices(device, nic);
+        let begun = client::begin_in_syn(self.config.host.clone(), ipsec, &devices);
+        // Where the host has lost the device meanwhile, the peer waits for what cannot come.
+        let begun = begun.ok_or(Ending::Failed(Fault::Closed));
+        match begun.and_then(|(in_syn, _)| in_syn.on_syn_ack(peer_says_smc)) {
+            Ok(expect) => self.wait(conn, Stage::Proposed(expect), None),
             Err(ending) => self.end(conn, ending, nic, now),
         }
         Ok(conn)

@@ -11,6 +11,9 @@
 //! asks for the TCP connection ([`Request::Fetch`]), which stands just behind the messages of the handshake, and gets it with
 //! [`Answer::Tcp`].
 //!
+//! A client's Proposal may go with its SYN (TCP Fast Open). The process asks for it ([`Request::Propose`]) before it connects, and gets it
+//! behind [`Answer::Proposal`]; it hands the connection over later, as [`Role::Proposed`].
+//!
 //! Somebody may also ask what the agent has ([`Request::Show`]). The answer's file has lines of words: what it is about, and then
 //! `name=value`. No value has a blank in it; readers pass over names and kinds of lines that they do not know.
 //!
@@ -25,13 +28,15 @@
 pub const SOCKET: &str = "agent";
 
 /// First word of each message; changes whenever anything here does.
-const MAGIC: u32 = u32::from_le_bytes(*b"uSA2");
+const MAGIC: u32 = u32::from_le_bytes(*b"uSA3");
 
 /// Which end of its connection a process has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// It has connected.
     Client,
+    /// It has connected, and the agent's Proposal ([`Request::Propose`]) has gone with the SYN.
+    Proposed,
     /// It has accepted.
     Server,
 }
@@ -56,6 +61,8 @@ pub enum Request {
     Fetch(Place),
     /// To know what the agent has.
     Show,
+    /// To have the Proposal for a server at that address, before there is a connection. IPv4 is mapped.
+    Propose([u8; 16]),
 }
 
 /// What becomes of it.
@@ -70,10 +77,16 @@ pub enum Answer {
     },
     /// The file that comes with the message says it ([`Request::Show`]).
     Shown,
+    /// Behind this message, in the same packet, comes a Proposal of so many bytes, at most [`PROPOSAL_MAX`] ([`Request::Propose`]).
+    Proposal(u32),
 }
 
 /// Bytes of each message.
 pub const LEN: usize = 24;
+
+/// The longest Proposal that goes with a SYN, in bytes: it has to fit into a segment of any network, and Linux takes no more along
+/// (`net/ipv4/tcp_output.c`, `tcp_send_syn_data`: the MSS of the last connection, 536 where none is known).
+pub const PROPOSAL_MAX: usize = 512;
 
 /// Nobody's.
 const NOWHERE: Place = Place { segment: 0, slot: 0, usage: 0 };
@@ -89,6 +102,18 @@ fn emit((kind, word, Place { segment, slot, usage }): Parts) -> [u8; LEN] {
         place.copy_from_slice(&word.to_le_bytes());
     }
     bytes
+}
+
+/// An address in the words of a place.
+fn packed(address: [u8; 16]) -> Place {
+    let bits = u128::from_be_bytes(address);
+    let low = bits as u64;
+    Place { segment: (bits >> 64) as u64, slot: (low >> 32) as u32, usage: low as u32 }
+}
+
+fn unpacked(Place { segment, slot, usage }: Place) -> [u8; 16] {
+    let low = u64::from(slot) << 32 | u64::from(usage);
+    (u128::from(segment) << 64 | u128::from(low)).to_be_bytes()
 }
 
 fn parse(bytes: &[u8]) -> Option<Parts> {
@@ -107,6 +132,8 @@ impl Request {
             Request::Hand(Role::Server) => (1, 0, NOWHERE),
             Request::Fetch(place) => (2, 0, place),
             Request::Show => (5, 0, NOWHERE),
+            Request::Hand(Role::Proposed) => (7, 0, NOWHERE),
+            Request::Propose(address) => (8, 0, packed(address)),
         })
     }
 
@@ -117,6 +144,8 @@ impl Request {
             (1, _, NOWHERE) => Some(Request::Hand(Role::Server)),
             (2, _, place) => Some(Request::Fetch(place)),
             (5, _, NOWHERE) => Some(Request::Show),
+            (7, _, NOWHERE) => Some(Request::Hand(Role::Proposed)),
+            (8, _, place) => Some(Request::Propose(unpacked(place))),
             _ => None,
         }
     }
@@ -129,6 +158,7 @@ impl Answer {
             Answer::Ring(place) => (3, 0, place),
             Answer::Tcp { code } => (4, code, NOWHERE),
             Answer::Shown => (6, 0, NOWHERE),
+            Answer::Proposal(len) => (9, len, NOWHERE),
         })
     }
 
@@ -138,6 +168,9 @@ impl Answer {
             (3, _, place) => Some(Answer::Ring(place)),
             (4, code, Place { segment: 0, slot: 0, .. }) => Some(Answer::Tcp { code }),
             (6, _, NOWHERE) => Some(Answer::Shown),
+            (9, len, Place { segment: 0, slot: 0, .. }) if len as usize <= PROPOSAL_MAX => {
+                Some(Answer::Proposal(len))
+            }
             _ => None,
         }
     }
@@ -151,13 +184,16 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let hands = [Role::Client, Role::Server].map(Request::Hand);
-        let requests = hands.into_iter().chain([Request::Fetch(PLACE), Request::Show]);
+        let hands = [Role::Client, Role::Proposed, Role::Server].map(Request::Hand);
+        let address = core::array::from_fn(|at| 0xf0 | at as u8);
+        let others = [Request::Fetch(PLACE), Request::Show, Request::Propose(address)];
+        let requests = hands.into_iter().chain(others);
         for request in requests {
             assert_eq!(Request::parse(&request.emit()), Some(request));
             assert_eq!(Answer::parse(&request.emit()), None);
         }
-        for answer in [Answer::Ring(PLACE), Answer::Tcp { code: 0x0304_0000 }, Answer::Shown] {
+        let tcp = Answer::Tcp { code: 0x0304_0000 };
+        for answer in [Answer::Ring(PLACE), tcp, Answer::Shown, Answer::Proposal(156)] {
             assert_eq!(Answer::parse(&answer.emit()), Some(answer));
             assert_eq!(Request::parse(&answer.emit()), None);
         }
@@ -174,6 +210,7 @@ mod tests {
             assert_eq!(Request::parse(&bad_request), None);
             assert_eq!(Answer::parse(&bad_answer), None);
         }
+        assert_eq!(Answer::parse(&Answer::Proposal(PROPOSAL_MAX as u32 + 1).emit()), None);
         assert!(Request::parse(&request[..LEN - 1]).is_none() && Answer::parse(&[]).is_none());
         let mut hand = Request::Hand(Role::Server).emit();
         hand[20] = 1;

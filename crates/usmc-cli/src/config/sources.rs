@@ -69,6 +69,10 @@ pub struct ConfigArgs {
     /// ADDRESS[/LENGTH][:PORT], comma list, repeatable
     #[arg(long = "peer", alias = "peers", value_name = "PEERS")]
     pub peers: Vec<String>,
+    /// Put SMC's first message into the SYN of connections to listeners in these networks, all of which speak SMC, and accept such SYNs:
+    /// ADDRESS[/LENGTH][:PORT], comma list, repeatable
+    #[arg(long, value_name = "PEERS")]
+    pub fast_open: Vec<String>,
     /// Serve only these programs: executable's file name, * matches anything, comma list, repeatable
     #[arg(long = "include-program", alias = "include-programs", value_name = "NAMES")]
     pub include_programs: Vec<String>,
@@ -128,6 +132,7 @@ impl ConfigArgs {
             "ueids" => joined(&self.ueids),
             "seid" => self.seid.clone(),
             "peers" => joined(&self.peers),
+            "fast_open" => joined(&self.fast_open),
             "include_programs" => joined(&self.include_programs),
             _ => joined(&self.exclude_programs),
         }

@@ -14,6 +14,7 @@ use crate::record::conn;
 use crate::record::phase::Phase;
 use crate::record::tuple::Endpoint;
 use crate::socket::connect::Registration;
+use crate::socket::fast_open::{self, Opening, Opens};
 use crate::socket::option::{self, Verdict};
 use crate::socket::{
     accept as accepting, close as closing, connect as connecting, control, made, smc, unanswered,
@@ -99,13 +100,34 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         // SAFETY: the caller's address of `len` bytes.
         apart(|| syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) }));
     }
+    let opening = match table::settled(fd) {
+        // SAFETY: the caller's address of `len` bytes.
+        Entry::Conn(index) => {
+            apart(|| fast_open::connecting(fd, index, || unsafe { endpoint(addr, len) }))
+        }
+        _ => Opening::default(),
+    };
     // SAFETY: the caller's contract.
-    let done = unsafe { real::connect(fd, addr, len) };
+    let mut done = unsafe { real::connect(fd, addr, len) };
+    let opened = match apart(|| opening.connected(fd, done == 0)) {
+        Opens::Done(opened) => opened,
+        Opens::Again(opened) => {
+            // SAFETY: the caller's contract.
+            done = unsafe { real::connect(fd, addr, len) };
+            if done != 0 && errno() == libc::EALREADY {
+                // As the first connect(2) of a socket says it.
+                done = fail(libc::EINPROGRESS);
+            }
+            opened
+        }
+        Opens::Fail(errno) => return fail(errno),
+    };
     let Entry::Conn(index) = table::settled(fd) else { return done };
     after(done, |&done| {
         let result = if done == 0 { 0 } else { errno() };
         // SAFETY: the caller's contract.
-        connecting::connected(fd, index, unsafe { endpoint(addr, len) }, result);
+        let server = unsafe { endpoint(addr, len) };
+        connecting::connected(fd, index, server, result, opened);
     })
 }
 

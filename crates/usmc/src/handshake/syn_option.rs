@@ -136,24 +136,28 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 
 #[cold]
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
-    // Data in the SYN comes before any handshake; other holders of the socket know of none.
-    let never = F_ARMED | F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
-    if conn.phase() != Phase::Fresh
-        || conn.has(never)
-        || kernel_only::reason().is_some()
-        || host::current().is_off()
-        || !may_arm(fd)
-    {
+    if conn.has(F_ARMED) || !may_arm(fd) {
         return;
     }
     let allowed = server.is_some_and(|at| {
-        config::get().allows(|| at.ip(), at.port)
+        is_fit(conn, at)
             && !(host::current().board().is_listening(None, at)
                 && host::current().board().is_listening(Some(tuple::netns(fd)), at))
     });
     if allowed {
         arm(fd, conn);
     }
+}
+
+/// Whether a message may come first in the stream of a connection to that server.
+pub fn is_fit(conn: &Conn, server: Endpoint) -> bool {
+    // Data in the SYN comes before any handshake; other holders of the socket know of none.
+    let never = F_KERNEL_ONLY | F_COPIED | F_ADOPTED;
+    conn.phase() == Phase::Fresh
+        && !conn.has(never)
+        && kernel_only::reason().is_none()
+        && !host::current().is_off()
+        && config::get().allows(|| server.ip(), server.port)
 }
 
 /// Before listen(2), or when a listener comes from elsewhere.

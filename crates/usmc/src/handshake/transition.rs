@@ -22,6 +22,7 @@ use crate::device;
 use crate::device::segment::InUse;
 use crate::family::liveness::{self, Life};
 use crate::family::{holders, locks, mark, passed_on};
+use crate::handshake::clc::deputy::Opened;
 use crate::handshake::{clc, syn_option};
 use crate::host::{self, OfferId};
 use crate::os::reason::Reason;
@@ -65,14 +66,14 @@ pub fn store_tuple(conn: &Conn, tuple: &Tuple) {
 
 /// After connect(2) succeeded or went into progress: once it lasts, the connection is offered to the destination
 /// if that is registered.
-pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
+pub fn begin_client(fd: i32, index: u32, server: Endpoint, opened: Opened) {
     let conn = conn::at(index);
     store_tuple(conn, &Tuple { server, ..Tuple::default() });
     conn.set_flag(F_CLIENT, true);
     conn.calls.store(0, Relaxed);
     conn.syn_option.store(0, Relaxed);
     clc::forget(conn);
-    conn.clc.control.store(0, Relaxed);
+    clc::deputy::opened(conn, opened);
     syn_option::settle(fd, conn);
     if conn.has(F_KERNEL_ONLY) {
         conn.give_up(Reason::KernelFeature);
@@ -85,7 +86,7 @@ pub fn begin_client(fd: i32, index: u32, server: Endpoint) {
         conn.give_up(Reason::Excluded);
     } else if numbers::is_libcs(fd) {
         conn.give_up(Reason::Stdio);
-    } else if syn_option::may_speak(conn) || clc::is_declared(fd, server) {
+    } else if opened.is_proposed() || syn_option::may_speak(conn) || clc::is_declared(fd, server) {
         clc::declare(conn);
         conn.go(Event::Begins);
         let has_said = syn_option::outcome(conn) == syn_option::Outcome::Speaks;

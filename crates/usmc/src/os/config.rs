@@ -90,6 +90,7 @@ pub struct Config {
     /// Whether there are such rules at all.
     has_rules: bool,
     peers: List<Peer>,
+    fast_open: List<Peer>,
     /// `USMC_UEIDS`; a copy.
     ueids: ([u8; UEIDS_MAX], usize),
 }
@@ -121,6 +122,7 @@ impl Config {
             region_nets: List::new(),
             has_rules: false,
             peers: List::new(),
+            fast_open: List::new(),
             ueids: ([0; UEIDS_MAX], 0),
         }
     }
@@ -145,6 +147,7 @@ impl Config {
             exclude_addrs: List::parse(env(c"USMC_EXCLUDE_ADDRS"), net),
             region_nets: List::parse(env(c"USMC_REGION_NETS"), net),
             peers: List::parse(env(c"USMC_PEERS"), peer),
+            fast_open: List::parse(env(c"USMC_FAST_OPEN"), peer),
             ueids: copy(env(c"USMC_UEIDS").unwrap_or("")),
             ..Config::off()
         };
@@ -175,16 +178,21 @@ impl Config {
 
     /// Whether the other end at this address was declared to speak SMC: a listener there, or with port `None` a client.
     #[inline]
-    pub fn is_peer(&self, addr: impl FnOnce() -> IpAddr, port: Option<u16>) -> bool {
-        !self.peers.is_empty() && self.is_in_peers(addr_bits(addr()), port)
+    pub fn is_peer(&self, addr: impl Fn() -> IpAddr, port: Option<u16>) -> bool {
+        (!self.peers.is_empty() && is_in(&self.peers, addr_bits(addr()), port))
+            || self.opens_fast(addr, port)
     }
 
-    #[cold]
-    fn is_in_peers(&self, bits: u128, port: Option<u16>) -> bool {
-        self.peers.any(|p| {
-            let in_net = p.0.1 == 0 || (bits ^ p.0.0) >> (128 - p.0.1) == 0;
-            in_net && port.is_none_or(|port| p.1.is_none_or(|p| p == port))
-        })
+    /// Whether connections to a listener there carry the Proposal in their SYN: it was declared so.
+    #[inline]
+    pub fn opens_fast(&self, addr: impl FnOnce() -> IpAddr, port: Option<u16>) -> bool {
+        self.has_fast_open() && is_in(&self.fast_open, addr_bits(addr()), port)
+    }
+
+    /// Whether there is any such peer.
+    #[inline]
+    pub fn has_fast_open(&self) -> bool {
+        !self.fast_open.is_empty()
     }
 
     /// The configured user-defined EIDs.
@@ -221,6 +229,14 @@ impl Config {
             && (self.include_addrs.is_empty() || self.include_addrs.any(in_net))
             && !self.exclude_addrs.any(in_net)
     }
+}
+
+#[cold]
+fn is_in(peers: &List<Peer>, bits: u128, port: Option<u16>) -> bool {
+    peers.any(|p| {
+        let in_net = p.0.1 == 0 || (bits ^ p.0.0) >> (128 - p.0.1) == 0;
+        in_net && port.is_none_or(|port| p.1.is_none_or(|p| p == port))
+    })
 }
 
 /// Longest ISM directory: a mailbox' name (`/v5.m.4095`) has to fit into `sun_path` behind it.
@@ -375,7 +391,15 @@ mod tests {
         assert!(!is_peer("192.0.2.1", Some(6380)) && !is_peer("192.0.2.2", Some(6379)));
         assert!(is_peer("fd00::1", Some(80)) && !is_peer("fd00::1", Some(81)));
         assert!(is_peer("fe80::1", Some(9)) && is_peer("fd01::5", Some(9)));
-        assert!(!is_peer("1.2.3.4", None));
+        assert!(!is_peer("1.2.3.4", None) && !config.has_fast_open());
+        // A server that is sent a Proposal in the SYN is a peer, and no peer is sent one by that alone.
+        let config = Config { fast_open: List::parse(Some(text), peer), ..Config::off() };
+        let address = |text: &'static str| move || text.parse().unwrap();
+        assert!(config.is_peer(address("192.0.2.1"), Some(6379)));
+        assert!(config.opens_fast(address("192.0.2.1"), Some(6379)));
+        assert!(!config.opens_fast(address("192.0.2.1"), Some(6380)));
+        let config = Config { peers: List::parse(Some(text), peer), ..Config::off() };
+        assert!(!config.opens_fast(address("192.0.2.1"), Some(6379)));
     }
 
     #[test]

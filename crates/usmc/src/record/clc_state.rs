@@ -39,9 +39,11 @@ pub enum Step {
     Leftover = 10,
     /// Either: an agent is about to get the connection ([`crate::handshake::clc::deputy`]).
     Handing = 11,
+    /// Client: an agent's Proposal went with the SYN, and no agent has the connection. The answer is declined.
+    Refusing = 12,
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step::None,
     Step::Asked,
     Step::Proposed,
@@ -54,6 +56,7 @@ const STEPS: [Step; 12] = [
     Step::Expecting,
     Step::Leftover,
     Step::Handing,
+    Step::Refusing,
 ];
 
 /// A record's part in a handshake. All zero: none.
@@ -93,6 +96,10 @@ pub struct State {
     pub control: AtomicU32,
     /// Of a connection that an agent gets: whether this end has connected.
     pub has_connected: AtomicU32,
+    /// Client: bytes of the agent's Proposal that went with the SYN (TCP Fast Open); 0 = none did.
+    pub in_syn: AtomicU32,
+    /// Client: whether the kernel's socket has TCP_FASTOPEN_CONNECT for the sake of that.
+    pub opens_fast: AtomicU32,
     /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
     pub given: [AtomicU64; 4],
 }
@@ -180,7 +187,8 @@ impl State {
         let State { step, pid, since, partial, declined, is_own_user, is_marked, hurries, .. } =
             self;
         let cells = [step, pid, since, partial, declined, is_own_user, is_marked, hurries];
-        for cell in cells.into_iter().chain([&self.control, &self.has_connected]) {
+        let of_agents = [&self.control, &self.has_connected, &self.in_syn, &self.opens_fast];
+        for cell in cells.into_iter().chain(of_agents) {
             cell.store(0, Relaxed);
         }
         for cell in [&self.own, &self.peer, &self.leftover].into_iter().chain(&self.given) {

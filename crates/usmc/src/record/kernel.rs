@@ -17,9 +17,16 @@ struct TcpInfo {
     _pacing: [u64; 2],
     bytes_acked: u64,
     bytes_received: u64,
+    _segments: [u32; 2],
+    notsent_bytes: u32,
+    _more: [u32; 13],
+    /// Since Linux 4.19.
+    bytes_sent: u64,
 }
 
 const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
+const _: () = assert!(offset_of!(TcpInfo, notsent_bytes) == 144);
+const _: () = assert!(offset_of!(TcpInfo, bytes_sent) == 200);
 
 const TCP_ESTABLISHED: u8 = 1;
 const TCP_SYN_SENT: u8 = 2;
@@ -41,7 +48,8 @@ fn tcp_info(fd: i32) -> Option<TcpInfo> {
     // SAFETY: integers only.
     let mut info: TcpInfo = unsafe { core::mem::zeroed() };
     let got = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
-    (got == size_of::<TcpInfo>()).then_some(info)
+    // Older kernels know fewer of them.
+    (got >= offset_of!(TcpInfo, _segments)).then_some(info)
 }
 
 /// Bytes that have ever come, a FIN included.
@@ -58,7 +66,11 @@ pub fn tcp_sent(fd: i32, client: bool) -> Option<u64> {
         let before = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()?;
         let info = tcp_info(fd)?;
         let after = sys::ioctl_int(fd, libc::TIOCOUTQ).ok()?;
-        if matches!(info.state, TCP_SYN_SENT | TCP_SYN_RECV | TCP_CLOSE) {
+        if info.state == TCP_SYN_RECV {
+            // Accepted by Fast Open: the kernel does not count what is queued yet (`tcp_ioctl`).
+            return Some(info.bytes_sent + u64::from(info.notsent_bytes));
+        }
+        if matches!(info.state, TCP_SYN_SENT | TCP_CLOSE) {
             return None;
         }
         // An ACK between the two questions would be counted on neither or both sides.
@@ -194,6 +206,12 @@ fn peek_with_inq(fd: i32) -> Option<i32> {
 /// Whether neither side has ended its direction.
 pub fn is_established(fd: i32) -> bool {
     tcp_info(fd).is_some_and(|info| info.state == TCP_ESTABLISHED)
+}
+
+/// Whether a connect(2) with TCP_FASTOPEN_CONNECT has sent nothing, as there is a cookie: the SYN goes with the first bytes. Of a
+/// socket whose connect(2) has succeeded.
+pub fn is_put_off(fd: i32) -> bool {
+    tcp_info(fd).is_some_and(|info| info.state == TCP_SYN_SENT)
 }
 
 /// Whether the connection is being made.

@@ -2,8 +2,10 @@
 
 use usmc_shm::sync::Ordering::{AcqRel, Relaxed};
 
+use super::fast_open;
 use crate::device;
 use crate::family::mark;
+use crate::handshake::clc::deputy::{self, Opened};
 use crate::handshake::{clc, syn_option, transition};
 use crate::host;
 use crate::os::reason::Reason;
@@ -55,7 +57,14 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
 }
 
 /// After a real connect(2): `result` 0, or the errno it failed with.
-pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
+pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32, opened: Opened) {
+    if !begins(fd, index, server, result, opened) {
+        deputy::not_opened(opened);
+    }
+}
+
+/// Whether a record has begun by it.
+fn begins(fd: i32, index: u32, server: Option<Endpoint>, result: i32, opened: Opened) -> bool {
     let conn = conn::at(index);
     // EINTR: the connection goes on being made in the background.
     let is_made = matches!(result, 0 | libc::EINPROGRESS | libc::EINTR);
@@ -64,30 +73,34 @@ pub fn connected(fd: i32, index: u32, server: Option<Endpoint>, result: i32) {
         ending::leave(conn, None);
     }
     if !is_made {
-        return;
+        return false;
     }
     order::taken(conn);
-    let Some(server) = server else { return };
+    let Some(server) = server else { return false };
     match conn.phase() {
         // The answer to an attempt that has come to more than that since.
-        Phase::Early if clc::has_begun(conn) => return,
+        Phase::Early if clc::has_begun(conn) => return false,
         Phase::Fresh | Phase::Early => {}
-        Phase::Plain if result == 0 => return syn_option::looked(fd, index),
+        Phase::Plain if result == 0 => {
+            syn_option::looked(fd, index);
+            return false;
+        }
         Phase::Offered => {
             // Either the answer to the attempt we know, or a new attempt after a failed one.
             let known = conn.tuple[5].load(Relaxed) >> 16;
             if tuple::local(fd).is_ok_and(|at| u64::from(at.port) == known) {
-                return;
+                return false;
             }
             transition::end(conn);
             conn.go(Event::Disconnects);
         }
         Phase::Plain if conn.slot().is_none() && result != 0 => conn.go(Event::Disconnects),
-        _ => return,
+        _ => return false,
     }
     // That the last attempt has failed may have been seen by a look, and is no end of this one.
     ending::leave(conn, None);
-    transition::begin_client(fd, index, server);
+    transition::begin_client(fd, index, server, opened);
+    true
 }
 
 /// Whether connect(2) fails so once it has tried.
@@ -219,6 +232,7 @@ pub fn about_to_listen(fd: i32, index: u32) -> Registration {
         return Registration(None);
     };
     syn_option::listening(fd, conn, at);
+    fast_open::listening(fd, at);
     let may_be = at.port != 0 && kernel_only::reason().is_none();
     let is_meant = may_be && config::get().allows(|| at.ip(), at.port);
     let token = is_meant.then(|| register(tuple::netns(fd), at).ok()).flatten();

@@ -8,6 +8,7 @@ pub mod connect;
 pub mod control;
 pub mod deputy;
 pub mod early;
+pub mod fast_open;
 pub mod leave_all;
 pub mod made;
 pub mod option;

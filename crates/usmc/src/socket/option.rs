@@ -18,7 +18,8 @@ use crate::watchers::epoll;
 
 // include/uapi/linux/tcp.h
 const TCP_REPAIR: i32 = 19;
-const TCP_FASTOPEN_CONNECT: i32 = 30;
+/// connect(2) leaves the SYN to the first send.
+pub const TCP_FASTOPEN_CONNECT: i32 = 30;
 /// A protocol in the kernel's connection, such as "tls".
 pub const TCP_ULP: i32 = 31;
 /// Maps received pages, asked for by getsockopt(2).

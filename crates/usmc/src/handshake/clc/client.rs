@@ -72,7 +72,7 @@ pub fn stop_asking(conn: &Conn, but: Option<OfferId>) {
 pub fn declare(conn: &Conn) {
     conn.reason.store(Reason::Handshake as u32, Relaxed);
     super::enter(conn, Step::Declared);
-    conn.set_flag(F_CLC, conn.has(F_ARMED));
+    conn.set_flag(F_CLC, conn.has(F_ARMED) || super::first::is_proposed(conn));
 }
 
 /// Proposes once a process has said that it holds the other end.

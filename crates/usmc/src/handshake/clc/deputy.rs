@@ -17,7 +17,7 @@
 use core::ffi::CStr;
 
 use smc_proto::wire::clc::Proposal;
-use usmc_shm::agent::{Answer, LEN, Place, Request, Role};
+use usmc_shm::agent::{Answer, LEN, PROPOSAL_MAX, Place, Request, Role};
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::AtomicU32;
@@ -163,6 +163,82 @@ fn number(cell: &AtomicU32) -> Option<i32> {
     (word < FORKED).then(|| word.checked_sub(1)).flatten().map(u32::cast_signed)
 }
 
+/// How a connecting end was opened, where that was not by a SYN alone.
+#[derive(Clone, Copy, Default)]
+pub struct Opened {
+    /// The connection to the agent that was asked for a Proposal.
+    control: Option<i32>,
+    /// Bytes of its Proposal that went with the SYN.
+    in_syn: u32,
+}
+
+impl Opened {
+    /// Whether a Proposal went with the SYN.
+    pub fn is_proposed(self) -> bool {
+        self.in_syn != 0
+    }
+}
+
+/// A Proposal of an agent's for a server.
+pub struct ForSyn {
+    control: i32,
+    room: [u8; LEN + PROPOSAL_MAX],
+    len: usize,
+}
+
+impl ForSyn {
+    /// Asks an agent. `None`: there is no agent, or it has nothing for that server.
+    #[cold]
+    pub fn ask(server: Endpoint) -> Option<ForSyn> {
+        let control = reach()?;
+        let mut room = [0; LEN + PROPOSAL_MAX];
+        let len = match ask_into(control, Request::Propose(server.addr), &[], &mut room) {
+            Ok((Answer::Proposal(len), None, got)) if got == LEN + len as usize => len as usize,
+            Ok((_, other, _)) => {
+                other.inspect(|fd| foreign_fd::discard(*fd));
+                0
+            }
+            Err(_) => 0,
+        };
+        if len == 0 {
+            sys::close(control);
+            return None;
+        }
+        Some(ForSyn { control: table::keep_fd(control), room, len })
+    }
+
+    /// Sends it by a connect(2) that was put off: the SYN goes. Whether the Proposal is in it.
+    ///
+    /// # Errors
+    /// The SYN could not be sent.
+    pub fn send(&self, fd: i32) -> Result<bool, Errno> {
+        let proposal = &self.room[LEN..][..self.len];
+        match sys::send(fd, proposal, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Ok(sent) => Ok(sent == self.len),
+            Err(libc::EINPROGRESS) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The connection begins; `went`: with the Proposal.
+    pub fn opened(&self, went: bool) -> Opened {
+        Opened { control: Some(self.control), in_syn: if went { self.len as u32 } else { 0 } }
+    }
+}
+
+/// The record of a connecting end begins so.
+pub fn opened(conn: &Conn, Opened { control, in_syn }: Opened) {
+    conn.clc.control.store(control.map_or(0, |fd| fd.cast_unsigned() + 1), Relaxed);
+    conn.clc.in_syn.store(in_syn, Relaxed);
+}
+
+/// It does not come to a record.
+pub fn not_opened(opened: Opened) {
+    if let Some(control) = opened.control {
+        table::release_fd(control);
+    }
+}
+
 /// This process does not need the connection to the agent any more.
 pub fn let_go(conn: &Conn) {
     if let Some(control) = number(&conn.clc.control) {
@@ -175,7 +251,12 @@ pub fn let_go(conn: &Conn) {
 pub fn put_off(conn: &Conn) {
     let_go(conn);
     let is_client = conn.clc.has_connected.load(Relaxed) != 0;
-    super::enter(conn, if is_client { Step::Declared } else { Step::Expecting });
+    let step = match is_client {
+        true if super::first::is_proposed(conn) => Step::Refusing,
+        true => Step::Declared,
+        false => Step::Expecting,
+    };
+    super::enter(conn, step);
 }
 
 /// Why there is no answer.
@@ -189,10 +270,25 @@ enum Unanswered {
 
 /// Asks the agent, and waits for its answer.
 fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i32>), Unanswered> {
+    match ask_into(control, request, fds, &mut [0; LEN])? {
+        (answer, fd, LEN) => Ok((answer, fd)),
+        (_, fd, _) => {
+            fd.inspect(|fd| foreign_fd::discard(*fd));
+            Err(Unanswered::Unknown(libc::EPROTO))
+        }
+    }
+}
+
+/// As [`ask`], with all that has come in a place of at least [`LEN`] bytes, and how much that is.
+fn ask_into(
+    control: i32,
+    request: Request,
+    fds: &[i32],
+    bytes: &mut [u8],
+) -> Result<(Answer, Option<i32>, usize), Unanswered> {
     unix::send(control, &request.emit(), fds).map_err(Unanswered::Unread)?;
-    let mut bytes = [0; LEN];
     let received = loop {
-        match unix::receive(control, &mut bytes) {
+        match unix::receive(control, bytes) {
             Err(libc::EAGAIN) if sys::poll1(control, libc::POLLIN, ANSWER_MS) != 0 => {}
             // The end comes as an error where something was left unread (unix(7)).
             Err(libc::ECONNRESET) => return Err(Unanswered::Unread(libc::ECONNRESET)),
@@ -201,8 +297,8 @@ fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i3
         }
     };
     let Received { len, fd, .. } = received;
-    match Answer::parse(bytes.get(..len).unwrap_or_default()) {
-        Some(answer) => Ok((answer, fd)),
+    match Answer::parse(bytes.get(..len.min(LEN)).unwrap_or_default()) {
+        Some(answer) => Ok((answer, fd, len)),
         None => {
             fd.inspect(|fd| foreign_fd::discard(*fd));
             Err(Unanswered::Unknown(libc::EPROTO))
@@ -223,7 +319,8 @@ pub struct Deputy {
 pub fn make(fd: i32, conn: &Conn) -> Option<Deputy> {
     let has_connected = conn.clc.has_connected.load(Relaxed) != 0;
     // A message of the handshake is the first that the peer gets.
-    let is_unused = || kernel::tcp_sent(fd, has_connected) == Some(0);
+    let in_syn = u64::from(conn.clc.in_syn.load(Relaxed));
+    let is_unused = || kernel::tcp_sent(fd, has_connected) == Some(in_syn);
     let made = match transition::is_free(fd, conn) {
         Ok(true) if is_unused() && !kernel::has_signals(fd) => hand(fd, conn),
         _ => Err(libc::EBUSY),
@@ -243,7 +340,11 @@ fn hand(fd: i32, conn: &Conn) -> Result<Deputy, Errno> {
     let live = Tuple::live(fd, has_connected)?;
     let family = sockopt::int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, libc::AF_INET);
     let pair = pair::tcp(family)?;
-    let role = if has_connected { Role::Client } else { Role::Server };
+    let role = match has_connected {
+        true if super::first::is_proposed(conn) => Role::Proposed,
+        true => Role::Client,
+        false => Role::Server,
+    };
     let asked = hand_by(control, conn, role, &[fd, pair.connected]);
     sys::close(pair.connected);
     let given = match asked {

@@ -7,6 +7,9 @@
 //! application may not send before the Proposal has come: an Accept for a client of this device, whose Proposal names its
 //! place there, and a Decline for all others, as the kernel's SMC waits in connect(2).
 //!
+//! A client's Proposal may have gone with the SYN ([`is_proposed`]): an agent's, which gets the connection once it is made. Where the agent is
+//! gone by then, the client declines whatever the server answers ([`refuse_answer`]).
+//!
 //! A client whose SYN-ACK lost the option on the way proposes nothing. It is sent nothing, either, and the application
 //! waits for [`HOLD_MS`] at most.
 
@@ -38,13 +41,18 @@ pub const HOLD_MS: u32 = 2000;
 
 /// Whether both ends have said SMC, as far as they can know.
 pub fn is_agreed(conn: &Conn) -> bool {
-    syn_option::outcome(conn) == Outcome::Speaks
+    syn_option::outcome(conn) == Outcome::Speaks || is_proposed(conn)
+}
+
+/// Whether a Proposal went with the SYN of this connecting end.
+pub fn is_proposed(conn: &Conn) -> bool {
+    conn.clc.in_syn.load(Relaxed) != 0
 }
 
 /// Whether the next that the peer sends is its message, or it sends none.
 pub fn is_awaited(conn: &Conn) -> bool {
     match conn.clc.step() {
-        Step::Expecting | Step::Handing => true,
+        Step::Expecting | Step::Handing | Step::Refusing => true,
         Step::Proposed => is_agreed(conn),
         _ => false,
     }
@@ -79,6 +87,12 @@ pub fn begin(fd: i32, conn: &Conn) {
         // It may have been made in between.
         speaks = syn_option::peer_speaks_smc(fd, conn);
     }
+    if is_proposed(conn) {
+        if is_made {
+            begin_proposed(fd, conn, server, speaks);
+        }
+        return;
+    }
     let has_said = speaks == Some(true);
     let is_meant = has_said || super::is_declared(fd, server);
     if is_meant && deputy::takes_client(fd, conn, server) {
@@ -91,6 +105,39 @@ pub fn begin(fd: i32, conn: &Conn) {
     } else if is_made {
         begin_silently(conn, server);
     }
+}
+
+/// The connection is made, and its Proposal is with the server. The caller holds the step's lock.
+fn begin_proposed(fd: i32, conn: &Conn, server: Endpoint, speaks: Option<bool>) {
+    if speaks == Some(false) {
+        // Its application may have read the Proposal as data.
+        log::warn(format_args!(
+            "fd {fd}: reset: port {} got a Proposal in the SYN, and says no SMC: take it out of fast_open",
+            server.port
+        ));
+        sys::disconnect(fd);
+        return give_up(conn, Reason::PeerSilent);
+    }
+    if !deputy::takes_client(fd, conn, server) {
+        super::enter(conn, Step::Refusing);
+    }
+}
+
+/// Declines the server's answer to a Proposal that nobody goes on with. Whether it is there. The caller holds the step's lock.
+pub fn refuse_answer(fd: i32, conn: &Conn) -> bool {
+    match take(fd, conn, |_| true) {
+        Taken::Wait => return false,
+        Taken::Message(Clc::Decline(decline)) => declined(conn, decline.code),
+        Taken::Message(_) => {
+            let mask = sys::block_signals();
+            let code = DeclineCode::NOSMCRDEV;
+            super::send(fd, conn, &Clc::Decline(Decline::new(false, PeerId::default(), code)));
+            sys::set_signals(mask);
+            declined(conn, code);
+        }
+        Taken::Other => give_up(conn, Reason::PeerGone),
+    }
+    true
 }
 
 /// The peer says no SMC: the device alone decides.
@@ -158,6 +205,11 @@ pub(super) fn take(fd: i32, conn: &Conn, is_meant: impl Fn(&Clc) -> bool) -> Tak
 pub fn wind_up(fd: i32, conn: &Conn) -> bool {
     let id = id_of(conn);
     match conn.clc.step() {
+        Step::Declared if is_proposed(conn) => {
+            super::enter(conn, Step::Refusing);
+            return false;
+        }
+        Step::Refusing => return refuse_answer(fd, conn),
         Step::Declared => match syn_option::peer_speaks_smc(fd, conn) {
             Some(true) => refuse(fd, conn, DeclineCode::NOSMCDEV, true),
             None if kernel::is_connecting(fd) => return false,
@@ -180,7 +232,7 @@ pub fn wind_up(fd: i32, conn: &Conn) -> bool {
 fn is_owed(fd: i32, conn: &Conn) -> bool {
     match (conn.clc.step(), is_agreed(conn)) {
         (Step::Declared | Step::Asking, true) => true,
-        (Step::Handing, _) => true,
+        (Step::Handing | Step::Refusing, _) => true,
         // The kernel would send as soon as the connection is made, which it may have been since the last look.
         (Step::Declared, false) => {
             conn.has(F_ARMED)
@@ -225,7 +277,8 @@ pub fn before_send(fd: i32, index: u32, conn: &Conn) -> Result<(), Errno> {
             conn.tx_blocks.fetch_add(1, Relaxed);
             return Err(libc::EAGAIN);
         }
-        let event = if conn.has(F_CLIENT) { libc::POLLOUT } else { libc::POLLIN };
+        let awaits_room = conn.has(F_CLIENT) && conn.clc.step() != Step::Refusing;
+        let event = if awaits_room { libc::POLLOUT } else { libc::POLLIN };
         // What is there of a message does not let us sleep.
         if sys::poll1(fd, event, 1) != 0 {
             sys::sched_yield();

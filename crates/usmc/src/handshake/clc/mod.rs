@@ -79,6 +79,7 @@ pub fn is_on(conn: &Conn) -> bool {
 /// There is no handshake, or not any more.
 pub fn forget(conn: &Conn) {
     deputy::let_go(conn);
+    conn.clc.in_syn.store(0, Relaxed);
     enter(conn, Step::None);
     conn.set_flag(F_CLC, false);
 }
@@ -142,6 +143,7 @@ pub fn step(fd: i32, conn: &Conn) {
         Step::Answered => read(fd, conn, acceptor::confirmed),
         Step::Confirmed => acceptor::attach(fd, conn),
         Step::Leftover => drop(take_leftover(fd, conn)),
+        Step::Refusing => drop(first::refuse_answer(fd, conn)),
         Step::Handing => {}
     }
 }
@@ -218,7 +220,7 @@ fn wind_up_messages(fd: i32, conn: &Conn) -> bool {
     match conn.clc.step() {
         Step::Expecting => return acceptor::stop_expecting(fd, conn),
         Step::Leftover => return take_leftover(fd, conn),
-        Step::Declared => return first::wind_up(fd, conn),
+        Step::Declared | Step::Refusing => return first::wind_up(fd, conn),
         Step::Handing => {
             deputy::put_off(conn);
             return false;
@@ -303,7 +305,7 @@ fn is_ours_to_end(conn: &Conn) -> bool {
 /// The caller holds all locks.
 pub fn before_fork(conn: &Conn) {
     let ended = match conn.clc.step() {
-        Step::None | Step::Declared | Step::Expecting | Step::Leftover => return,
+        Step::None | Step::Declared | Step::Refusing | Step::Expecting | Step::Leftover => return,
         // The answer stands at the start, whatever the device says. Each process has the machine that waits for it.
         Step::Proposed if first::is_agreed(conn) => return,
         Step::Handing => return deputy::put_off(conn),
@@ -362,7 +364,7 @@ fn take_leftover(fd: i32, conn: &Conn) -> bool {
 fn call_off(conn: &Conn) {
     let (board, id) = (board(conn), id_of(conn));
     match conn.clc.step() {
-        Step::None | Step::Declared | Step::Expecting | Step::Leftover => {}
+        Step::None | Step::Declared | Step::Refusing | Step::Expecting | Step::Leftover => {}
         Step::Asked => client::stop_asking(conn, None),
         Step::Handing => deputy::let_go(conn),
         // A server that is not on this device would never free it.

@@ -1,0 +1,149 @@
+//! Connections to another host whose SYN has the Proposal (TCP Fast Open): an agent's at each host, by the fake libibverbs.
+
+use std::process::Command;
+
+use usmc_tests::build::tests_dir;
+use usmc_tests::netns::counter;
+use usmc_tests::rdma::{Hosts, share};
+use usmc_tests::{Fixture, Process};
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
+
+struct World {
+    fixture: Fixture,
+    hosts: Hosts,
+}
+
+impl World {
+    /// Both hosts let listeners take part in Fast Open, and clients.
+    fn new(name: &str) -> World {
+        let fixture = Fixture::new(name);
+        let hosts = Hosts::new(&fixture, &[]);
+        for host in [CLIENT, SERVER] {
+            hosts.tool(host, &["sysctl", "-qw", "net.ipv4.tcp_fastopen=3"]);
+        }
+        World { fixture, hosts }
+    }
+
+    fn command(&self, host: usize, script: &str) -> Command {
+        let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
+        command.env("USMC_FAST_OPEN", self.hosts.address(1 - host)).env_remove("USMC_PEERS");
+        command.arg(tests_dir().join("programs/python").join(script));
+        command
+    }
+
+    /// An echo server, and its port.
+    fn serves(&self) -> (Process, u16) {
+        let port = self.fixture.port();
+        let mut command = self.command(SERVER, "echo.py");
+        command.args(["mirror", "-", "0.0.0.0", &port.to_string()]);
+        let mut server = self.fixture.spawn(command);
+        assert_eq!(server.line(), "listening");
+        (server, port)
+    }
+
+    fn opens(&self, style: &str, port: u16, count: usize) -> Process {
+        let mut command = self.command(CLIENT, "opens.py");
+        command.args([style, &self.hosts.address(SERVER), &port.to_string(), &count.to_string()]);
+        self.fixture.spawn(command)
+    }
+
+    /// SYNs with data that were sent and acknowledged by the client's host, and accepted by the server's.
+    fn counts(&self) -> [u64; 2] {
+        let count = |host, name| counter(&self.hosts.netstat(&self.fixture, host), name);
+        [count(CLIENT, "TCPFastOpenActive"), count(SERVER, "TCPFastOpenPassive")]
+    }
+
+    fn assert_share(&self, port: u16, expected: (usize, usize)) {
+        let mut seen = Vec::new();
+        self.fixture.wait_until(&format!("{expected:?} by RDMA"), || {
+            seen = self.fixture.connections(port);
+            share(&seen) == expected
+        });
+        println!("{} of {} ends by RDMA", expected.0, expected.1);
+    }
+
+    fn end(self) {
+        let World { fixture, hosts } = self;
+        let Hosts { agents, .. } = hosts;
+        for mut agent in agents {
+            agent.signal(libc::SIGTERM);
+            agent.succeed();
+        }
+        fixture.finish();
+    }
+}
+
+fn finish(mut client: Process, mut server: Process) {
+    client.close_stdin();
+    client.succeed();
+    server.close_stdin();
+    server.succeed();
+}
+
+/// The first connection gets the cookie; all others are opened by a SYN with the Proposal, and are by RDMA.
+#[test]
+fn the_proposal_goes_with_the_syn() {
+    let world = World::new("Fast Open");
+    let (mut server, port) = world.serves();
+    let mut expected = [0, 0];
+    for (round, style) in ["blocking", "poll", "epoll"].into_iter().enumerate() {
+        const COUNT: usize = 6;
+        let mut client = world.opens(style, port, COUNT);
+        assert_eq!(client.line(), format!("open {COUNT}"), "{style}");
+        let with_data = COUNT as u64 - u64::from(round == 0);
+        expected = expected.map(|count| count + with_data);
+        assert_eq!(world.counts(), expected, "{style}");
+        world.assert_share(port, (2 * COUNT, 2 * COUNT));
+        client.say("go");
+        assert_eq!(client.line(), format!("again {COUNT}"), "{style}");
+        client.close_stdin();
+        client.succeed();
+        world.fixture.wait_until("the ends", || world.fixture.connections(port).is_empty());
+    }
+    server.close_stdin();
+    server.succeed();
+    world.end();
+}
+
+/// connect(2) says that nobody listens, as it does over TCP.
+#[test]
+fn a_server_that_is_gone_refuses() {
+    let world = World::new("Fast Open refused");
+    let (mut server, port) = world.serves();
+    let mut client = world.opens("blocking", port, 2);
+    assert_eq!(client.line(), "open 2");
+    assert_eq!(world.counts(), [1, 1]);
+    client.close_stdin();
+    client.succeed();
+    server.close_stdin();
+    server.succeed();
+    for style in ["blocking", "poll", "epoll"] {
+        let mut client = world.opens(style, port, 2);
+        assert_eq!([client.line(), client.line()], ["refused ECONNREFUSED"; 2], "{style}");
+        assert_eq!(client.line(), "open 0");
+        client.close_stdin();
+        client.succeed();
+    }
+    world.end();
+}
+
+/// The server's library declines where its host has no agent, and all bytes go by TCP.
+#[test]
+fn a_server_without_an_agent_declines() {
+    let mut world = World::new("Fast Open declined");
+    world.hosts.agents[SERVER].signal(libc::SIGTERM);
+    world.hosts.agents[SERVER].wait();
+    let (server, port) = world.serves();
+    let mut client = world.opens("blocking", port, 4);
+    assert_eq!(client.line(), "open 4");
+    assert_eq!(world.counts(), [3, 3]);
+    world.assert_share(port, (0, 8));
+    client.say("go");
+    assert_eq!(client.line(), "again 4");
+    finish(client, server);
+    world.hosts.agents[CLIENT].signal(libc::SIGTERM);
+    world.hosts.agents[CLIENT].succeed();
+    world.fixture.finish();
+}
