@@ -107,6 +107,27 @@ fn the_proposal_goes_with_the_syn() {
     world.end();
 }
 
+/// The server's library and agent do not wait for the acknowledgement of the SYN-ACK: it is lost, and the client's Confirm stands for it.
+#[test]
+fn the_answer_waits_for_no_acknowledgement() {
+    const COUNT: usize = 6;
+    const BARE: &str = "iifname v0 tcp flags & (syn | ack | psh | fin) == ack drop";
+    let world = World::new("Fast Open at once");
+    let (server, port) = world.serves();
+    let rule =
+        format!("table ip f {{ chain c {{ type filter hook input priority 0; {BARE}; }}; }}");
+    world.hosts.tool(SERVER, &["nft", &rule]);
+    let mut client = world.opens("blocking", port, COUNT);
+    assert_eq!(client.line(), format!("open {COUNT}"));
+    assert_eq!(world.counts(), [COUNT as u64 - 1; 2]);
+    world.assert_share(port, (2 * COUNT, 2 * COUNT));
+    world.hosts.tool(SERVER, &["nft", "delete table ip f"]);
+    client.say("go");
+    assert_eq!(client.line(), format!("again {COUNT}"));
+    finish(client, server);
+    world.end();
+}
+
 /// connect(2) says that nobody listens, as it does over TCP.
 #[test]
 fn a_server_that_is_gone_refuses() {

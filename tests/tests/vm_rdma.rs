@@ -11,6 +11,8 @@ use usmc_tests::{Fixture, build, flag, is_plain};
 
 #[path = "vm/rdma_ends.rs"]
 mod ends;
+#[path = "vm/rdma_fast_open.rs"]
+mod fast_open;
 #[path = "vm/rdma_links.rs"]
 mod links;
 #[path = "vm/rdma_programs.rs"]
@@ -22,11 +24,12 @@ const UEID: &str = "USMC-TESTS";
 /// Something that both are asked to do.
 type Step = fn(&mut Guest, &mut Guest);
 
-const STEPS: [(&str, Step); 13] = [
+const STEPS: [(&str, Step); 14] = [
     ("both ends are the engine's", both_ends_are_the_engines),
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
     ("round trips", round_trips),
+    ("Fast Open", fast_open::opens),
     ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
     ("moves", programs::moves),
@@ -63,6 +66,7 @@ fn two_guests_by_rdma() {
         bytes_went_by_rdma(guests.cable());
         wireshark_finds_nothing_malformed(guests.cable());
         connections_take_so_many_round_trips(guests.cable());
+        fast_open::takes_so_many_round_trips(guests.cable());
     }
     fixture.finish();
 }

@@ -158,7 +158,9 @@ impl Peer {
                 println!("tcp {code:#x}");
                 return Err("a connection stays TCP".into());
             }
-            Answer::Shown => return Err("nothing was to be shown".into()),
+            Answer::Shown | Answer::Proposal(_) => {
+                return Err("an answer to another question".into());
+            }
         };
         let segment = match self.segments.get(&id) {
             Some(segment) => *segment,

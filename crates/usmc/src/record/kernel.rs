@@ -153,6 +153,8 @@ pub fn tcp_taken(fd: i32) -> Option<u64> {
         let before = tcp_info(fd)?;
         // Asking for more where nothing is to be read could take an error.
         let left = match unread(fd)? {
+            // Accepted by Fast Open: FIONREAD is 0 until the SYN-ACK is acknowledged (`tcp_inq`).
+            0 if before.state == TCP_SYN_RECV => peek_inq(fd).unwrap_or(0).max(0) as u64,
             0 => u64::from(before.has_fin()),
             // After a RST as well, a FIN is counted on both sides.
             n => peek_inq(fd).unwrap_or(n + i32::from(before.has_fin())).max(0) as u64,
