@@ -174,7 +174,7 @@ fn web_load(group: &str) -> String {
 }
 
 /// All that `usmc enable` may have changed.
-const CHANGED: &str = "find /etc/systemd/system /etc/tmpfiles.d /run/usmc; cat /etc/group; ls -ld /etc/systemd/system";
+const CHANGED: &str = "find /etc/systemd/system /etc/tmpfiles.d /run/usmc | sort; cat /etc/group; stat -c '%a %U %G' /etc/systemd/system";
 
 #[test]
 fn debians_services_leave_tcp_and_come_back() {
@@ -367,6 +367,114 @@ fn a_service_that_does_not_start_with_it_starts_without() {
     assert!(refused.contains("override.conf is read after the drop-in"), "{refused}");
     let refused = machine.output("usmc enable nonesuch");
     assert!(refused.contains("systemd has no unit nonesuch.service"), "{refused}");
+    machine.end();
+}
+
+/// What `usmc enable` and `usmc disable` could not finish can be done again, or leaves nothing.
+#[test]
+fn a_failure_leaves_nothing_behind() {
+    let Some(machine) = Machine::boot("failure_leaves") else { return };
+    // One that does not start with the library, one that does not start anew at all, and one that is well.
+    machine.run(
+        "for name in picky last well; do\n\
+         printf '[Service]\\nType=exec\\nExecStartPre=/srv/%s\\nExecStart=/bin/sleep 1000\\n' $name >/etc/systemd/system/$name.service\n\
+         printf '#!/bin/sh\\n' >/srv/$name; chmod 755 /srv/$name; done\n\
+         echo '[ -z \"$LD_PRELOAD\" ]' >>/srv/picky\n\
+         systemctl daemon-reload && systemctl start picky last well",
+    );
+    let before = machine.output(CHANGED);
+    let refused = machine.output("usmc enable picky --restart");
+    assert!(refused.contains("it runs without"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "no group, no directory");
+    // The others are started anew all the same.
+    let refused = machine.output("usmc enable picky well --restart");
+    assert!(refused.contains("run `systemctl restart well.service`: done"), "{refused}");
+    let status = machine.run("usmc status");
+    assert!(status.contains("well.service") && !status.contains("picky"), "{status}");
+    machine.run("usmc disable well --restart");
+    assert_eq!(machine.output(CHANGED), before);
+    // A service that does not start any more is disabled, and nothing is left of its group.
+    machine.run("usmc enable last --restart; echo false >>/srv/last");
+    let refused = machine.output("usmc disable last --restart || echo failed");
+    let hint = "journalctl -u last.service";
+    assert!(refused.contains(hint) && refused.contains("failed\n"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "{refused}");
+    // All is looked at before anything is changed.
+    machine.run("mkdir /etc/systemd/system/well.service.d; echo >/etc/systemd/system/well.service.d/50-usmc.conf");
+    let before = machine.output(CHANGED);
+    let refused = machine.output("usmc enable picky well");
+    assert!(refused.contains("was not made by usmc"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "{refused}");
+    machine.end();
+}
+
+/// Units that are written as others are not.
+#[test]
+fn odd_units_are_understood() {
+    let Some(machine) = Machine::boot("odd_units") else { return };
+    let redis_by = |port: u16, by: &str| {
+        format!(
+            "Type=exec\\nExecStart={by} /usr/bin/redis-server --port {port} --save \"\" --dir /\\n"
+        )
+    };
+    let redis = |port: u16| redis_by(port, "");
+    // A comment in Latin-1 in a unit that is strict; a template whose user is its instance's name; a program that becomes a user without a name; a name
+    // with an escape, with a drop-in that makes it strict.
+    machine.run(&format!(
+        "cd /etc/systemd/system; mkdir 'da\\x2dsh.service.d'\n\
+         printf '# Stra\\337e\\n[Service]\\nUser=redis\\nProtectSystem=strict\\n{}' >latin.service\n\
+         printf '[Service]\\nUser=%%i\\n{}' >of@.service\n\
+         printf '[Service]\\n{}' >number.service\n\
+         printf '[Service]\\nUser=redis\\n{}' >'da\\x2dsh.service'\n\
+         printf '[Service]\\nProtectSystem=strict\\n' >'da\\x2dsh.service.d/10-strict.conf'\n\
+         ln -s /dev/null masked.service; systemctl daemon-reload",
+        redis(7201),
+        redis(7202),
+        redis_by(7203, "/usr/bin/setpriv --reuid=4711 --regid=4711 --clear-groups"),
+        redis(7204),
+    ));
+    for (at, unit) in ["latin", "of@redis", "number --user 4711", "da\\x2dsh"].iter().enumerate() {
+        let port = 7201 + at as u16;
+        let name = unit.split(' ').next().unwrap_or(unit).replace('\\', "\\\\");
+        let unit = unit.replace('\\', "\\\\");
+        machine.run(&format!("usmc enable {unit} --name all && systemctl start {name}"));
+        machine.wait_for_port(port);
+        machine.assert_smcd(port, &redis_load("all", port));
+    }
+    let refused = machine.output("usmc enable masked");
+    assert!(refused.contains("masked.service is masked; unmask it first"), "{refused}");
+    let refused = machine.output("usmc enable latin --name agent");
+    assert!(refused.contains("--name \"agent\""), "{refused}");
+
+    // Whoever owns a directory around the library can exchange it.
+    machine.run(
+        "mkdir -p /srv/lib/x; cp /usr/lib/usmc/libusmc_preload.so /srv/lib/x; chown redis /srv/lib",
+    );
+    let refused = machine.output("USMC_LIBRARY=/srv/lib/x/libusmc_preload.so usmc enable latin");
+    assert!(refused.contains("/srv/lib can be changed by others"), "{refused}");
+
+    // Of a template all instances are told, and of an alias its service.
+    machine.run("usmc disable 'of@redis' --restart; usmc enable of@ --name all --user redis");
+    machine.run("systemctl restart of@redis");
+    machine.wait_for_port(7202);
+    machine.assert_smcd(7202, &redis_load("all", 7202));
+    let status: Value = serde_json::from_str(&machine.run("usmc status of@ --json")).expect("JSON");
+    assert_eq!(
+        (&status[0]["library"], &status[0]["problem"]),
+        (&true.into(), &Value::Null),
+        "{status}"
+    );
+    machine.run("usmc enable redis --name all");
+    let status = machine.run("usmc status redis");
+    assert!(status.contains("redis-server.service"), "{status}");
+
+    // The library for programs of both classes.
+    machine.run(
+        "mkdir -p /usr/lib/usmc/lib/x86_64-linux-gnu; ln -s ../../libusmc_preload.so /usr/lib/usmc/lib/x86_64-linux-gnu/\n\
+         export USMC_LIBRARY='/usr/lib/usmc/$LIB/libusmc_preload.so'; usmc enable redis --name all; systemctl start redis",
+    );
+    machine.wait_for_port(6379);
+    machine.assert_smcd(6379, &redis_load("all", 6379));
     machine.end();
 }
 

@@ -29,7 +29,9 @@ const OURS: &str = "# The group was made with it.";
 /// Whether a name can be a part of file names and of a group's name.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    name.len() <= LONGEST
+    // The agent's socket is beside the directories.
+    name != usmc_shm::agent::SOCKET
+        && name.len() <= LONGEST
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && name.chars().all(plain)
 }
@@ -84,7 +86,12 @@ pub fn set_up(steps: &Steps, name: &str, users: &BTreeSet<String>) -> Result<()>
         steps.run("groupadd", &["--system", &unix])?;
     }
     let is_ours = !was_known || is_ours(name);
-    steps.write(&tmpfiles(name), &lines(name, users, is_ours))?;
+    let written = steps.write(&tmpfiles(name), &lines(name, users, is_ours));
+    if written.is_err() && !was_known {
+        // Without the file nobody knows whose it is.
+        let _ = steps.run("groupdel", &[&unix]);
+    }
+    written?;
     create(steps, name)
 }
 
@@ -180,7 +187,7 @@ mod tests {
     #[test]
     fn names_are_those_of_files_and_groups() {
         assert!(is_name("web") && is_name("a-1") && is_name(&"a".repeat(27)));
-        for bad in ["", "-a", "A", "a/b", "..", "a b", "ä", &"a".repeat(28)] {
+        for bad in ["", "agent", "-a", "A", "a/b", "..", "a b", "ä", &"a".repeat(28)] {
             assert!(!is_name(bad), "{bad}");
         }
     }
