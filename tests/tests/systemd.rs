@@ -1,10 +1,14 @@
 //! Services of a real systemd, as Debian ships them, brought under uSMC by `usmc enable`: in namespaces of their own, over a
 //! copy-on-write view of this machine's root (`systemd/boot.sh`). Where systemd cannot be started so, the tests say so and end.
 
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use usmc_fake_verbs::fabric::{DIRECTORY, Fabric};
 use usmc_tests::fixture::tool;
 use usmc_tests::ss::{self, Socket};
 use usmc_tests::{Fixture, Process, build, is_plain, procfs};
@@ -475,6 +479,72 @@ fn odd_units_are_understood() {
     );
     machine.wait_for_port(6379);
     machine.assert_smcd(6379, &redis_load("all", 6379));
+    machine.end();
+}
+
+/// The agent's own units, with a device of the fake libibverbs. That alone needs its directory, and mincore(2).
+#[test]
+fn the_agent_is_started_and_drained() {
+    let Some(machine) = Machine::boot("agent") else { return };
+    let root = PathBuf::from(format!("/proc/{}/root", machine.first));
+    let put = |from: &Path, to: &str| {
+        fs::copy(from, root.join(to)).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+    };
+    put(build::agent(), "usr/lib/usmc/usmc-agent");
+    put(build::fake_verbs(), "usr/lib/usmc/libibverbs.so.1");
+    for end in ["service", "socket"] {
+        let name = format!("usmc-agent.{end}");
+        let unit = fs::read_to_string(build::tests_dir().join("../docs/systemd").join(&name));
+        // As packages/install.sh has it.
+        let unit = unit.expect("the unit").replace("/usr/local/bin", "/usr/bin");
+        fs::write(root.join("lib/systemd/system").join(name), unit).expect("our own root");
+    }
+    machine.run(&format!(
+        "mkdir -p /srv/fabric /etc/systemd/system/usmc-agent.service.d\n\
+         printf '[Service]\\nEnvironment=USMC_IBVERBS=/usr/lib/usmc/libibverbs.so.1 {DIRECTORY}=/srv/fabric\\n\
+         ReadWritePaths=/srv/fabric\\nSystemCallFilter=mincore\\n' >/etc/systemd/system/usmc-agent.service.d/test.conf\n\
+         echo 'ueids = [\"HOSTS\"]' >/etc/usmc.toml; systemctl daemon-reload"
+    ));
+    let fabric = Fabric::create(&root.join("srv/fabric")).expect("our own root");
+    fabric.device("rxe0", 1024).expect("a line");
+    fabric.gid("rxe0", 1, Ipv4Addr::LOCALHOST.to_ipv6_mapped(), "lo").expect("a line");
+
+    machine.run("systemctl start usmc-agent.socket");
+    assert_eq!(machine.run("stat -c '%a %U' /run/usmc/agent").trim(), "666 root");
+    machine.run("systemctl start usmc-agent.service");
+    // Of another user, whose own directory has no agent.
+    let checked = machine.output("setpriv --reuid=redis --regid=redis --clear-groups usmc check");
+    assert!(checked.contains("device rxe0 port 1 is ACTIVE"), "{checked}");
+
+    // A connection of two users' programs goes by it.
+    let by = |user: &str, program: &str| {
+        format!(
+            "setpriv --reuid={user} --regid={user} --clear-groups env USMC_PEERS=127.0.0.1 USMC_LOOPBACK=off \
+             usmc run -- {program}"
+        )
+    };
+    let server = machine.start(&by("redis", "redis-server --port 7300 --save '' --dir /tmp"));
+    machine.wait_for_port(7300);
+    let load = machine.start(&by("www-data", "redis-benchmark -p 7300 -c 2 -t set,get -l -q"));
+    machine.until(7300, "by RDMA", |seen| seen.len() == 4 && seen.iter().all(|s| s.mode == "SMCR"));
+    let groups = machine.run("usmc linkgroup --json");
+    assert!(groups.contains("SMCR") && groups.contains("rxe0"), "{groups}");
+
+    // It lets connections end first.
+    let state = || machine.output("systemctl show usmc-agent.service -P ActiveState");
+    let pid = machine.run("systemctl show usmc-agent.service -P MainPID");
+    machine.run("systemctl stop --no-block usmc-agent.service usmc-agent.socket");
+    machine.fixture.wait_until("the stop", || state().trim() == "deactivating");
+    assert!(machine.connections(7300).iter().any(|s| s.mode == "SMCR"), "it drains");
+    stop(load);
+    stop(server);
+    machine.fixture.wait_until("the agent's end", || state().trim() == "inactive");
+    let result = machine.run(&format!(
+        "systemctl show usmc-agent.service -P Result; [ ! -e /proc/{} ]",
+        pid.trim()
+    ));
+    assert_eq!(result.trim(), "success");
+    assert_eq!(machine.output("ls /run/usmc"), "");
     machine.end();
 }
 
