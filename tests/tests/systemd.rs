@@ -403,6 +403,20 @@ fn a_failure_leaves_nothing_behind() {
     let hint = "journalctl -u last.service";
     assert!(refused.contains(hint) && refused.contains("failed\n"), "{refused}");
     assert_eq!(machine.output(CHANGED), before, "{refused}");
+    // What an administrator has made is not taken away.
+    machine.run(
+        "mkdir -p /run/usmc/mine; touch /run/usmc/mine/file\n\
+         echo 'd /run/usmc/mine' >/etc/tmpfiles.d/usmc-mine.conf",
+    );
+    let made = machine.output(CHANGED);
+    let refused = machine.output("usmc enable well --name mine");
+    assert!(refused.contains("usmc-mine.conf was not made by usmc"), "{refused}");
+    assert_eq!(machine.output(CHANGED), made);
+    machine.run("rm /etc/tmpfiles.d/usmc-mine.conf");
+    let made = machine.output(CHANGED);
+    machine.output("usmc enable picky --name mine --restart");
+    assert!(machine.output(CHANGED).contains("/run/usmc/mine/file"), "{made}");
+    machine.run("rm -r /run/usmc; rm -f /etc/tmpfiles.d/usmc-mine.conf; groupdel usmc-mine");
     // All is looked at before anything is changed.
     machine.run("mkdir /etc/systemd/system/well.service.d; echo >/etc/systemd/system/well.service.d/50-usmc.conf");
     let before = machine.output(CHANGED);

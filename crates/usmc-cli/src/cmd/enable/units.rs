@@ -38,8 +38,9 @@ pub fn run(args: &Args) -> Result<()> {
     let plans: Result<Vec<Plan>> =
         args.services.iter().map(|name| plan(name, args, &library)).collect();
     let plans = plans?;
+    let is_ours = group::is_ours_to_undo(&args.name);
     let done = bring(&steps, args, &plans);
-    if done.is_err() && !args.dry_run {
+    if done.is_err() && is_ours && !args.dry_run {
         // Of a group that no service is in now, nothing stays.
         let _ = group::tidy(&steps, &args.name, &[]);
     }
