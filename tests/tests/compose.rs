@@ -70,6 +70,7 @@ fn services_of_a_project_leave_tcp_and_come_back() {
     assert!(said.contains("other: stays TCP: it is statically linked"), "{said}");
     assert!(!dir.join("compose.usmc.yaml").exists());
     assert_eq!(docker.run(&["ps", "--all", "--quiet"]), "", "nothing is left of the look");
+    assert_eq!(docker.run(&["volume", "ls", "--quiet"]), "", "no volume, either");
     let said = project.usmc(&["enable", "--compose", "."]);
     let text = fs::read_to_string(dir.join("compose.usmc.yaml")).expect("an override");
     assert!(!text.contains("other"), "{text}");
@@ -126,5 +127,7 @@ fn import_static(fixture: &Fixture, docker: &Docker<'_>) {
     let mut pack = fixture.plain("tar");
     pack.args(["-C", &root.to_string_lossy(), "-cf", &tar, "program"]);
     fixture.run(pack);
-    docker.run(&["import", "--change", "ENTRYPOINT [\"/program\"]", &tar, "fixed"]);
+    // Each container of it has a volume of its own.
+    let start = ["--change", "ENTRYPOINT [\"/program\"]", "--change", "VOLUME /data"];
+    docker.run(&[&["import"], &start[..], &[&tar, "fixed"]].concat());
 }

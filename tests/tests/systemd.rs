@@ -1,10 +1,14 @@
 //! Services of a real systemd, as Debian ships them, brought under uSMC by `usmc enable`: in namespaces of their own, over a
 //! copy-on-write view of this machine's root (`systemd/boot.sh`). Where systemd cannot be started so, the tests say so and end.
 
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use usmc_fake_verbs::fabric::{DIRECTORY, Fabric};
 use usmc_tests::fixture::tool;
 use usmc_tests::ss::{self, Socket};
 use usmc_tests::{Fixture, Process, build, is_plain, procfs};
@@ -174,7 +178,7 @@ fn web_load(group: &str) -> String {
 }
 
 /// All that `usmc enable` may have changed.
-const CHANGED: &str = "find /etc/systemd/system /etc/tmpfiles.d /run/usmc; cat /etc/group; ls -ld /etc/systemd/system";
+const CHANGED: &str = "find /etc/systemd/system /etc/tmpfiles.d /run/usmc | sort; cat /etc/group; stat -c '%a %U %G' /etc/systemd/system";
 
 #[test]
 fn debians_services_leave_tcp_and_come_back() {
@@ -367,6 +371,194 @@ fn a_service_that_does_not_start_with_it_starts_without() {
     assert!(refused.contains("override.conf is read after the drop-in"), "{refused}");
     let refused = machine.output("usmc enable nonesuch");
     assert!(refused.contains("systemd has no unit nonesuch.service"), "{refused}");
+    machine.end();
+}
+
+/// What `usmc enable` and `usmc disable` could not finish can be done again, or leaves nothing.
+#[test]
+fn a_failure_leaves_nothing_behind() {
+    let Some(machine) = Machine::boot("failure_leaves") else { return };
+    // One that does not start with the library, one that does not start anew at all, and one that is well.
+    machine.run(
+        "for name in picky last well; do\n\
+         printf '[Service]\\nType=exec\\nExecStartPre=/srv/%s\\nExecStart=/bin/sleep 1000\\n' $name >/etc/systemd/system/$name.service\n\
+         printf '#!/bin/sh\\n' >/srv/$name; chmod 755 /srv/$name; done\n\
+         echo '[ -z \"$LD_PRELOAD\" ]' >>/srv/picky\n\
+         systemctl daemon-reload && systemctl start picky last well",
+    );
+    let before = machine.output(CHANGED);
+    let refused = machine.output("usmc enable picky --restart");
+    assert!(refused.contains("it runs without"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "no group, no directory");
+    // The others are started anew all the same.
+    let refused = machine.output("usmc enable picky well --restart");
+    assert!(refused.contains("run `systemctl restart well.service`: done"), "{refused}");
+    let status = machine.run("usmc status");
+    assert!(status.contains("well.service") && !status.contains("picky"), "{status}");
+    machine.run("usmc disable well --restart");
+    assert_eq!(machine.output(CHANGED), before);
+    // A service that does not start any more is disabled, and nothing is left of its group.
+    machine.run("usmc enable last --restart; echo false >>/srv/last");
+    let refused = machine.output("usmc disable last --restart || echo failed");
+    let hint = "journalctl -u last.service";
+    assert!(refused.contains(hint) && refused.contains("failed\n"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "{refused}");
+    // What an administrator has made is not taken away.
+    machine.run(
+        "mkdir -p /run/usmc/mine; touch /run/usmc/mine/file\n\
+         echo 'd /run/usmc/mine' >/etc/tmpfiles.d/usmc-mine.conf",
+    );
+    let made = machine.output(CHANGED);
+    let refused = machine.output("usmc enable well --name mine");
+    assert!(refused.contains("usmc-mine.conf was not made by usmc"), "{refused}");
+    assert_eq!(machine.output(CHANGED), made);
+    machine.run("rm /etc/tmpfiles.d/usmc-mine.conf");
+    let made = machine.output(CHANGED);
+    machine.output("usmc enable picky --name mine --restart");
+    assert!(machine.output(CHANGED).contains("/run/usmc/mine/file"), "{made}");
+    machine.run("rm -r /run/usmc; rm -f /etc/tmpfiles.d/usmc-mine.conf; groupdel usmc-mine");
+    // All is looked at before anything is changed.
+    machine.run("mkdir /etc/systemd/system/well.service.d; echo >/etc/systemd/system/well.service.d/50-usmc.conf");
+    let before = machine.output(CHANGED);
+    let refused = machine.output("usmc enable picky well");
+    assert!(refused.contains("was not made by usmc"), "{refused}");
+    assert_eq!(machine.output(CHANGED), before, "{refused}");
+    machine.end();
+}
+
+/// Units that are written as others are not.
+#[test]
+fn odd_units_are_understood() {
+    let Some(machine) = Machine::boot("odd_units") else { return };
+    let redis_by = |port: u16, by: &str| {
+        format!(
+            "Type=exec\\nExecStart={by} /usr/bin/redis-server --port {port} --save \"\" --dir /\\n"
+        )
+    };
+    let redis = |port: u16| redis_by(port, "");
+    // A comment in Latin-1 in a unit that is strict; a template whose user is its instance's name; a program that becomes a user without a name; a name
+    // with an escape, with a drop-in that makes it strict.
+    machine.run(&format!(
+        "cd /etc/systemd/system; mkdir 'da\\x2dsh.service.d'\n\
+         printf '# Stra\\337e\\n[Service]\\nUser=redis\\nProtectSystem=strict\\n{}' >latin.service\n\
+         printf '[Service]\\nUser=%%i\\n{}' >of@.service\n\
+         printf '[Service]\\n{}' >number.service\n\
+         printf '[Service]\\nUser=redis\\n{}' >'da\\x2dsh.service'\n\
+         printf '[Service]\\nProtectSystem=strict\\n' >'da\\x2dsh.service.d/10-strict.conf'\n\
+         ln -s /dev/null masked.service; systemctl daemon-reload",
+        redis(7201),
+        redis(7202),
+        redis_by(7203, "/usr/bin/setpriv --reuid=4711 --regid=4711 --clear-groups"),
+        redis(7204),
+    ));
+    for (at, unit) in ["latin", "of@redis", "number --user 4711", "da\\x2dsh"].iter().enumerate() {
+        let port = 7201 + at as u16;
+        let name = unit.split(' ').next().unwrap_or(unit).replace('\\', "\\\\");
+        let unit = unit.replace('\\', "\\\\");
+        machine.run(&format!("usmc enable {unit} --name all && systemctl start {name}"));
+        machine.wait_for_port(port);
+        machine.assert_smcd(port, &redis_load("all", port));
+    }
+    let refused = machine.output("usmc enable masked");
+    assert!(refused.contains("masked.service is masked; unmask it first"), "{refused}");
+    let refused = machine.output("usmc enable latin --name agent");
+    assert!(refused.contains("--name \"agent\""), "{refused}");
+
+    // Whoever owns a directory around the library can exchange it.
+    machine.run(
+        "mkdir -p /srv/lib/x; cp /usr/lib/usmc/libusmc_preload.so /srv/lib/x; chown redis /srv/lib",
+    );
+    let refused = machine.output("USMC_LIBRARY=/srv/lib/x/libusmc_preload.so usmc enable latin");
+    assert!(refused.contains("/srv/lib can be changed by others"), "{refused}");
+
+    // Of a template all instances are told, and of an alias its service.
+    machine.run("usmc disable 'of@redis' --restart; usmc enable of@ --name all --user redis");
+    machine.run("systemctl restart of@redis");
+    machine.wait_for_port(7202);
+    machine.assert_smcd(7202, &redis_load("all", 7202));
+    let status: Value = serde_json::from_str(&machine.run("usmc status of@ --json")).expect("JSON");
+    assert_eq!(
+        (&status[0]["library"], &status[0]["problem"]),
+        (&true.into(), &Value::Null),
+        "{status}"
+    );
+    machine.run("usmc enable redis --name all");
+    let status = machine.run("usmc status redis");
+    assert!(status.contains("redis-server.service"), "{status}");
+
+    // The library for programs of both classes.
+    machine.run(
+        "mkdir -p /usr/lib/usmc/lib/x86_64-linux-gnu; ln -s ../../libusmc_preload.so /usr/lib/usmc/lib/x86_64-linux-gnu/\n\
+         export USMC_LIBRARY='/usr/lib/usmc/$LIB/libusmc_preload.so'; usmc enable redis --name all; systemctl start redis",
+    );
+    machine.wait_for_port(6379);
+    machine.assert_smcd(6379, &redis_load("all", 6379));
+    machine.end();
+}
+
+/// The agent's own units, with a device of the fake libibverbs. That alone needs its directory, and mincore(2).
+#[test]
+fn the_agent_is_started_and_drained() {
+    let Some(machine) = Machine::boot("agent") else { return };
+    let root = PathBuf::from(format!("/proc/{}/root", machine.first));
+    let put = |from: &Path, to: &str| {
+        fs::copy(from, root.join(to)).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+    };
+    put(build::agent(), "usr/lib/usmc/usmc-agent");
+    put(build::fake_verbs(), "usr/lib/usmc/libibverbs.so.1");
+    for end in ["service", "socket"] {
+        let name = format!("usmc-agent.{end}");
+        let unit = fs::read_to_string(build::tests_dir().join("../docs/systemd").join(&name));
+        // As packages/install.sh has it.
+        let unit = unit.expect("the unit").replace("/usr/local/bin", "/usr/bin");
+        fs::write(root.join("lib/systemd/system").join(name), unit).expect("our own root");
+    }
+    machine.run(&format!(
+        "mkdir -p /srv/fabric /etc/systemd/system/usmc-agent.service.d\n\
+         printf '[Service]\\nEnvironment=USMC_IBVERBS=/usr/lib/usmc/libibverbs.so.1 {DIRECTORY}=/srv/fabric\\n\
+         ReadWritePaths=/srv/fabric\\nSystemCallFilter=mincore\\n' >/etc/systemd/system/usmc-agent.service.d/test.conf\n\
+         echo 'ueids = [\"HOSTS\"]' >/etc/usmc.toml; systemctl daemon-reload"
+    ));
+    let fabric = Fabric::create(&root.join("srv/fabric")).expect("our own root");
+    fabric.device("rxe0", 1024).expect("a line");
+    fabric.gid("rxe0", 1, Ipv4Addr::LOCALHOST.to_ipv6_mapped(), "lo").expect("a line");
+
+    machine.run("systemctl start usmc-agent.socket");
+    assert_eq!(machine.run("stat -c '%a %U' /run/usmc/agent").trim(), "666 root");
+    machine.run("systemctl start usmc-agent.service");
+    // Of another user, whose own directory has no agent.
+    let checked = machine.output("setpriv --reuid=redis --regid=redis --clear-groups usmc check");
+    assert!(checked.contains("device rxe0 port 1 is ACTIVE"), "{checked}");
+
+    // A connection of two users' programs goes by it.
+    let by = |user: &str, program: &str| {
+        format!(
+            "setpriv --reuid={user} --regid={user} --clear-groups env USMC_PEERS=127.0.0.1 USMC_LOOPBACK=off \
+             usmc run -- {program}"
+        )
+    };
+    let server = machine.start(&by("redis", "redis-server --port 7300 --save '' --dir /tmp"));
+    machine.wait_for_port(7300);
+    let load = machine.start(&by("www-data", "redis-benchmark -p 7300 -c 2 -t set,get -l -q"));
+    machine.until(7300, "by RDMA", |seen| seen.len() == 4 && seen.iter().all(|s| s.mode == "SMCR"));
+    let groups = machine.run("usmc linkgroup --json");
+    assert!(groups.contains("SMCR") && groups.contains("rxe0"), "{groups}");
+
+    // It lets connections end first.
+    let state = || machine.output("systemctl show usmc-agent.service -P ActiveState");
+    let pid = machine.run("systemctl show usmc-agent.service -P MainPID");
+    machine.run("systemctl stop --no-block usmc-agent.service usmc-agent.socket");
+    machine.fixture.wait_until("the stop", || state().trim() == "deactivating");
+    assert!(machine.connections(7300).iter().any(|s| s.mode == "SMCR"), "it drains");
+    stop(load);
+    stop(server);
+    machine.fixture.wait_until("the agent's end", || state().trim() == "inactive");
+    let result = machine.run(&format!(
+        "systemctl show usmc-agent.service -P Result; [ ! -e /proc/{} ]",
+        pid.trim()
+    ));
+    assert_eq!(result.trim(), "success");
+    assert_eq!(machine.output("ls /run/usmc"), "");
     machine.end();
 }
 

@@ -143,6 +143,11 @@ pub fn shell(word: &str) -> String {
     }
 }
 
+/// Words for a shell.
+pub fn shell_words(words: &[impl AsRef<str>]) -> String {
+    words.iter().map(|word| shell(word.as_ref())).collect::<Vec<_>>().join(" ")
+}
+
 /// A container of a project, as the daemon knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Container {

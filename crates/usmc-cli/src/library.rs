@@ -49,6 +49,11 @@ pub enum NoNarrow {
 }
 
 impl Library {
+    /// The files of both classes, as far as they are there.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [Some(&self.path), self.narrow.as_ref().ok()].into_iter().flatten().map(PathBuf::as_path)
+    }
+
     /// What LD_PRELOAD is to say for a program, and for those that it starts. musl takes `$LIB` for a directory of that
     /// name: where there is none (`crates/usmc-preload/tree.sh` makes one), it needs the file's own.
     pub fn preload_for(&self, is_musl: bool) -> &Path {

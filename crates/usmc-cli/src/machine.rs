@@ -91,7 +91,8 @@ pub fn rdma_ports(sysfs: &Path) -> Vec<RdmaPort> {
     ports
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
+/// What is in a directory, by name; nothing where it cannot be read.
+pub fn entries(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();

@@ -50,7 +50,8 @@ fn in_path(path: &str) -> Place {
     }
     // Below a user's own manager are that user's units.
     let is_users = parts.iter().any(|part| part.starts_with("user@"));
-    match parts.iter().rev().find(|part| part.ends_with(".service")) {
+    // A unit's processes may make control groups below its own, of any names.
+    match parts.iter().find(|part| part.ends_with(".service")) {
         Some(unit) if !is_users => Place::Service(unescaped(unit)),
         _ => Place::Elsewhere,
     }
@@ -109,6 +110,7 @@ mod tests {
         for (text, place) in [
             ("0::/system.slice/redis-server.service\n", service("redis-server.service")),
             ("0::/a.slice/postgresql@15-main.service/sub\n", service("postgresql@15-main.service")),
+            ("0::/system.slice/a.service/redis-server.service\n", service("a.service")),
             (
                 "9:name=systemd:/system.slice/a.service\n4:memory:/b.service\n0::/\n",
                 service("a.service"),

@@ -48,10 +48,18 @@ impl Item {
 /// # Errors
 /// It cannot be read.
 pub fn read(path: &Path) -> Result<String, String> {
+    bytes(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A file's bytes, up to the limit: a process may give files of /proc any length.
+///
+/// # Errors
+/// It cannot be read.
+pub fn bytes(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST).read_to_end(&mut bytes));
     read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// One line for each of these files, with its text on it, or why there is none.
@@ -82,6 +90,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_told() {
+        assert_eq!(bytes("/dev/zero".as_ref()).map(|bytes| bytes.len() as u64), Ok(MOST));
         let item = Item::file("x", "/nonexistent/x");
         let told = (item.content)().expect_err("no such file");
         assert!(told.contains("cannot read /nonexistent/x"), "{told}");

@@ -13,6 +13,6 @@ pub mod draw;
 pub mod live;
 pub mod model;
 #[cfg(test)]
-mod sample;
+pub mod sample;
 #[cfg(test)]
 mod tests;

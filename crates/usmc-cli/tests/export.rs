@@ -91,3 +91,21 @@ fn a_place_that_cannot_be_written_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("mount a volume there"), "{}", stderr(&output));
 }
+
+/// A directory may be a user's, and the command root's, as in an init container.
+#[test]
+fn links_of_others_are_not_followed() {
+    let dir = TempDir::new();
+    let usmc = image(&dir, "wide");
+    let (theirs, to) = (dir.path().join("theirs"), dir.path().join("to"));
+    for made in [&theirs, &to] {
+        fs::create_dir(made).expect("a directory");
+    }
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o700)).expect("chmod");
+    std::os::unix::fs::symlink(&theirs, to.join("lib")).expect("a link");
+    let mut command = clean(usmc.to_str().expect("UTF-8"));
+    let output = output(command.arg("export").arg(&to));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let mode = fs::metadata(&theirs).expect("it").permissions().mode();
+    assert_eq!((mode & 0o777, fs::read_dir(&theirs).expect("it").count()), (0o700, 0));
+}

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::compose::{self, Container};
+use crate::compose::{self, Container, shell_words};
 use crate::steps::call;
 
 use super::pairs::{Pair, Program};
@@ -40,7 +40,7 @@ fn commands(
         ends.iter().filter_map(|end| end.service.as_deref()).map(short).collect();
     if !services.is_empty() {
         let services: Vec<&str> = services.into_iter().collect();
-        commands.push(format!("usmc enable {}", services.join(" ")));
+        commands.push(format!("usmc enable {}", shell_words(&services)));
     }
     commands.extend(of_containers(&ends, containers));
     let shares = !commands.is_empty();
@@ -74,8 +74,8 @@ fn of_containers(ends: &[&Program; 2], containers: &HashMap<String, Container>) 
     let mut commands: Vec<String> = projects
         .into_iter()
         .map(|(files, services)| {
-            let words: Vec<String> = services.into_iter().map(compose::shell).collect();
-            format!("usmc enable --compose {} {}", compose::shell(&files[0]), words.join(" "))
+            let words: Vec<&str> = services.into_iter().collect();
+            format!("usmc enable --compose {} {}", compose::shell(&files[0]), shell_words(&words))
         })
         .collect();
     if others > 0 {
@@ -139,6 +139,8 @@ mod tests {
             program(Some("app.service"), None, 33),
         );
         assert_eq!(of(&redis, &app), ["usmc enable app redis-server"]);
+        let odd = program(Some(r"a\x2db;c.service"), None, 33);
+        assert_eq!(of(&redis, &odd), [r"usmc enable 'a\x2db;c' redis-server"]);
         let (api, db) = (program(None, Some("a"), 1), program(None, Some("b"), 2));
         assert_eq!(of(&api, &db), ["usmc enable --compose /srv/p/compose.yaml api db"]);
         assert!(of(&api, &program(None, Some("c"), 1))[1].starts_with('#'));

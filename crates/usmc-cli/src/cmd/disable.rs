@@ -1,14 +1,13 @@
 //! `usmc disable`: undoes what `usmc enable` has done.
 
 use std::ffi::c_int;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::compose;
+use crate::compose::{self, shell_words};
 use crate::steps::Steps;
-use crate::units::files::{self, Unit};
+use crate::units::files::{self, Enabled};
 use crate::units::{group, manager};
 
 /// Take services of systemd, or of docker compose, from under uSMC
@@ -46,53 +45,46 @@ pub fn run(args: &Args) -> Result<c_int> {
         "run it as root: it changes services; --dry-run says what it would do"
     );
     let known = files::enabled();
-    let units: Result<Vec<files::Enabled>> =
-        args.services.iter().map(|name| enabled(name, &known)).collect();
+    let units: Result<Vec<Enabled>> =
+        args.services.iter().map(|name| Enabled::of(name, &known)).collect();
     let mut units = units?;
     units.sort_by(|a, b| a.name.cmp(&b.name));
     units.dedup();
-    for unit in &units {
-        let path = files::drop_in(&unit.name);
-        steps.remove(&path)?;
-        // With other drop-ins in it, it stays.
-        let _ = path.parent().filter(|_| !args.dry_run).map(fs::remove_dir);
-    }
-    if manager::is_running() {
-        steps.run("systemctl", &["daemon-reload"])?;
-    }
-    restart(args, &steps, &units)?;
+    units.iter().try_for_each(|unit| files::remove_drop_in(&steps, &unit.name))?;
+    // The units are no longer known as enabled: whatever fails from here on, their groups are tidied up.
+    let restarted = restart(args, &steps, &units);
     let names: Vec<String> = units.iter().map(|unit| unit.name.clone()).collect();
     let mut groups: Vec<&str> = units.iter().map(|unit| &*unit.made.group).collect();
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().try_for_each(|name| group::tidy(&steps, name, &names))?;
-    Ok(0)
+    restarted.map(|()| 0)
 }
 
-/// The service of that name, or alias. It may have been uninstalled.
-fn enabled(name: &str, known: &[files::Enabled]) -> Result<files::Enabled> {
-    let full = files::full_name(name)?;
-    let of_name = |name: &str| known.iter().find(|unit| unit.name == name);
-    let by_alias = || of_name(&Unit::find(name).ok()?.name);
-    match of_name(&full).or_else(by_alias) {
-        Some(unit) => Ok(unit.clone()),
-        None => bail!("{full} is not enabled; `usmc status` shows which services are"),
+/// Tells systemd, and has services start anew, or says how.
+fn restart(args: &Args, steps: &Steps, units: &[Enabled]) -> Result<()> {
+    if !manager::is_running() {
+        return Ok(());
     }
-}
-
-fn restart(args: &Args, steps: &Steps, units: &[files::Enabled]) -> Result<()> {
-    let names = units.iter().map(|unit| &*unit.name);
-    let running: Vec<&str> =
-        names.filter(|name| manager::is_running() && manager::is_active(name)).collect();
+    steps.run("systemctl", &["daemon-reload"])?;
+    let running: Vec<String> = units.iter().flat_map(|unit| files::running(&unit.name)).collect();
     if running.is_empty() {
         return Ok(());
     }
-    if args.restart {
-        return running.into_iter().try_for_each(|name| steps.run("systemctl", &["restart", name]));
+    if !args.restart {
+        println!(
+            "they run with the library until they start anew: systemctl restart {}",
+            shell_words(&running)
+        );
+        return Ok(());
     }
-    println!(
-        "they run with the library until they start anew: systemctl restart {}",
-        running.join(" ")
-    );
+    let fails = |name: &&String| steps.run("systemctl", &["restart", name]).is_err();
+    let failed: Vec<&str> = running.iter().filter(fails).map(String::as_str).collect();
+    if let Some(first) = failed.first() {
+        bail!(
+            "{} is disabled, and does not start anew; see `journalctl -u {first}`",
+            failed.join(", ")
+        );
+    }
     Ok(())
 }

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     }
     ensure!(
         group::is_name(&args.name),
-        "--name {:?}: a group's name has small letters, digits and `-`, at most 27 of them",
+        "--name {:?}: a group's name has small letters, digits and `-`, at most 27 of them, and is not `agent`",
         args.name
     );
     units::run(args).map(|()| 0)

@@ -1,13 +1,16 @@
 //! `usmc export`: copies this program and its libraries into a directory that other containers mount.
 
 use std::env;
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rustix::fs::{Mode, OFlags, fchmod, mkdirat, openat};
+use rustix::io::Errno;
 
 use crate::library::{self, NAME, NARROW, TWIN, WIDE};
 use crate::program;
@@ -35,20 +38,23 @@ pub fn run(args: &Args) -> Result<c_int> {
     let dir = &args.directory;
     let exe = env::current_exe().context("cannot tell where usmc itself is; mount /proc")?;
     let wide = library::search()?;
-    fs::create_dir_all(dir).with_context(|| unwritable(dir))?;
-    let mut files = vec![(wide.clone(), PathBuf::from(NAME))];
-    if let Some(narrow) = library::narrow_file(&wide) {
-        files.push((narrow, Path::new(NARROW).join(NAME)));
-        tree(dir).with_context(|| unwritable(dir))?;
+    let top = Held::top(dir).with_context(|| unwritable(dir))?;
+    let mut files = vec![(wide.clone(), dir.join(NAME), top.at(NAME))];
+    let narrow = library::narrow_file(&wide);
+    let narrow_dir = match &narrow {
+        Some(_) => Some(tree(&top).with_context(|| unwritable(dir))?),
+        None => None,
+    };
+    if let (Some(from), Some(held)) = (narrow, &narrow_dir) {
+        files.push((from, dir.join(NARROW).join(NAME), held.at(NAME)));
     }
     if let (true, Ok(twin)) = (program::is_static(&exe), library::dynamic_self()) {
-        files.push((twin, TWIN.into()));
+        files.push((twin, dir.join(TWIN), top.at(TWIN)));
     }
     // Whoever waits for the command finds all that it needs.
-    files.push((exe, "usmc".into()));
-    for (from, name) in files {
-        let to = dir.join(name);
-        copy(&from, &to)
+    files.push((exe, dir.join("usmc"), top.at("usmc")));
+    for (from, to, held) in files {
+        copy(&from, &held)
             .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
         if !args.quiet {
             println!("{}", to.display());
@@ -61,19 +67,50 @@ fn unwritable(dir: &Path) -> String {
     format!("cannot write to {}; mount a volume there that this user may write to", dir.display())
 }
 
-/// Links by which each class of programs finds its library below `$LIB`, as `crates/usmc-preload/tree.sh` makes them. Which
-/// class a container's plain `lib` is for is not known here: it is said to be for 64 bits, as most programs are.
-fn tree(dir: &Path) -> io::Result<()> {
-    for made in ["lib", WIDE, NARROW].map(|name| dir.join(name)) {
-        fs::create_dir_all(&made)?;
-        fs::set_permissions(&made, Permissions::from_mode(0o755))?;
+/// A directory that is open: whoever may write to the one around it cannot lead us elsewhere by a link in its place.
+struct Held(OwnedFd);
+
+impl Held {
+    const FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+
+    /// The one that the user names. It is made if it is not there.
+    fn top(path: &Path) -> io::Result<Held> {
+        fs::create_dir_all(path)?;
+        Ok(Held(rustix::fs::open(path, Held::FLAGS, Mode::empty())?))
     }
-    let wide = Path::new(WIDE).strip_prefix("lib").unwrap_or(Path::new(WIDE));
-    link(&Path::new("../..").join(NAME), &dir.join(WIDE).join(NAME))?;
-    link(&wide.join(NAME), &dir.join("lib").join(NAME))?;
-    link(Path::new(WIDE), &dir.join("lib64"))?;
-    link(Path::new(WIDE), &dir.join("$LIB"))?;
-    link(Path::new(NARROW), &dir.join("lib32"))
+
+    /// One in it, which others may search. It is made if it is not there; a link is refused.
+    fn inner(&self, name: &OsStr) -> io::Result<Held> {
+        let mode = Mode::from_raw_mode(0o755);
+        match mkdirat(&self.0, name, mode) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let dir = openat(&self.0, name, Held::FLAGS.union(OFlags::NOFOLLOW), Mode::empty())?;
+        // Whatever the umask.
+        fchmod(&dir, mode)?;
+        Ok(Held(dir))
+    }
+
+    /// The path of a name in it, for as long as it is held.
+    fn at(&self, name: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()))
+    }
+}
+
+/// Links by which each class of programs finds its library below `$LIB`, as `crates/usmc-preload/tree.sh` makes them. Which
+/// class a container's plain `lib` is for is not known here: it is said to be for 64 bits, as most programs are. The directory of
+/// the 32-bit library.
+fn tree(top: &Held) -> io::Result<Held> {
+    let name = |path: &'static str| Path::new(path).file_name().unwrap_or_default();
+    let lib = top.inner(OsStr::new("lib"))?;
+    let (wide, narrow) = (lib.inner(name(WIDE))?, lib.inner(name(NARROW))?);
+    link(&Path::new("../..").join(NAME), &wide.at(NAME))?;
+    link(&Path::new(name(WIDE)).join(NAME), &lib.at(NAME))?;
+    link(Path::new(WIDE), &top.at("lib64"))?;
+    link(Path::new(WIDE), &top.at("$LIB"))?;
+    link(Path::new(NARROW), &top.at("lib32"))?;
+    Ok(narrow)
 }
 
 /// A name beside `path` that nobody else has.

@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::io::{self, Write};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use usmc::observe::{Mode, State};
 
-use crate::compose;
+use crate::compose::{self, shell_words};
 use crate::place::{self, Place};
-use crate::units::{files, group, manager};
+use crate::units::files::{self, Enabled};
+use crate::units::{group, manager};
 use crate::{observed, proc, table};
 
 /// Show which services are under uSMC
@@ -54,15 +55,9 @@ struct Row {
 /// A service is not enabled; /proc cannot be read, or the output not be written.
 pub fn run(args: &Args) -> Result<c_int> {
     let mut enabled = files::enabled();
-    for name in &args.services {
-        let full = files::full_name(name)?;
-        if enabled.iter().all(|unit| unit.name != full) {
-            bail!("{full} is not enabled; `usmc enable {name}` does that");
-        }
-    }
     if !args.services.is_empty() {
-        let wanted: HashSet<String> =
-            args.services.iter().filter_map(|name| files::full_name(name).ok()).collect();
+        let named = args.services.iter().map(|name| Enabled::of(name, &enabled));
+        let wanted = named.map(|unit| Ok(unit?.name)).collect::<Result<HashSet<String>>>()?;
         enabled.retain(|unit| wanted.contains(&unit.name));
     }
     let places = place::all();
@@ -105,28 +100,47 @@ fn sum(pids: &[u32], connections: &HashMap<u32, (usize, usize)>) -> (usize, usiz
 }
 
 fn of_unit(
-    unit: &files::Enabled,
+    unit: &Enabled,
     places: &HashMap<Place, Vec<u32>>,
     connections: &HashMap<u32, (usize, usize)>,
 ) -> Row {
-    let pids = places.get(&Place::Service(unit.name.clone())).cloned().unwrap_or_default();
-    let main = if manager::is_running() { manager::main_pid(&unit.name) } else { None };
-    let pid = main.or(pids.iter().min().copied());
-    let (smcd, tcp) = sum(&pids, connections);
-    let library = pid.and_then(place::has_library);
+    let mut services: Vec<(&str, &[u32])> = places
+        .iter()
+        .filter_map(|(place, pids)| match place {
+            Place::Service(name) if files::is_of(name, &unit.name) => Some((&**name, &**pids)),
+            _ => None,
+        })
+        .collect();
+    // Of a template there may be several instances.
+    services.sort_unstable();
+    let main = |(name, pids): &(&str, &[u32])| {
+        let known = if manager::is_running() { manager::main_pid(name) } else { None };
+        known.or(pids.iter().min().copied())
+    };
+    let pids: Vec<u32> = services.iter().filter_map(main).collect();
+    let libraries: Vec<Option<bool>> = pids.iter().map(|pid| place::has_library(*pid)).collect();
+    let stale = services.iter().zip(&libraries).filter(|(_, library)| **library == Some(false));
+    let stale: Vec<&str> = stale.map(|((name, _), _)| *name).collect();
+    let (mut smcd, mut tcp) = (0, 0);
+    for (_, pids) in &services {
+        let (more_smcd, more_tcp) = sum(pids, connections);
+        (smcd, tcp) = (smcd + more_smcd, tcp + more_tcp);
+    }
     Row {
         service: unit.name.clone(),
         kind: "systemd",
         group: unit.made.group.clone(),
-        pid,
-        library,
+        pid: pids.first().copied(),
+        // What one instance lacks is what is shown.
+        library: libraries.into_iter().flatten().min(),
         smcd,
         tcp,
-        problem: problem(unit, library),
+        problem: problem(unit, &stale),
     }
 }
 
-fn problem(unit: &files::Enabled, library: Option<bool>) -> Option<String> {
+/// What is wrong with a unit; `stale`: its services that have no library.
+fn problem(unit: &Enabled, stale: &[&str]) -> Option<String> {
     let name = &unit.made.group;
     let file = group::tmpfiles(name);
     if group::gid(name).is_none() || !file.exists() {
@@ -143,7 +157,8 @@ fn problem(unit: &files::Enabled, library: Option<bool>) -> Option<String> {
             file.display()
         ));
     }
-    (library == Some(false)).then(|| format!("not started anew: systemctl restart {}", unit.name))
+    let restart = || format!("not started anew: systemctl restart {}", shell_words(stale));
+    (!stale.is_empty()).then(restart)
 }
 
 fn of_container(
@@ -157,7 +172,8 @@ fn of_container(
         service: container.service,
         kind: "compose",
         group: container.project,
-        pid: Some(container.pid),
+        // 0 while it is started anew.
+        pid: Some(container.pid).filter(|pid| *pid != 0),
         library: place::has_library(container.pid),
         smcd,
         tcp,

@@ -124,7 +124,8 @@ impl<'a> Looked<'a> {
 
 impl Drop for Looked<'_> {
     fn drop(&mut self) {
-        let _ = docker(&["rm", "--force", self.id]);
+        // With the volumes that were made for it.
+        let _ = docker(&["rm", "--force", "--volumes", self.id]);
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

@@ -151,7 +151,7 @@ impl Finder {
         found
     }
 
-    /// All processes were looked at: those that are there now are not new.
+    /// All processes are about to be looked at: those that are there now are not new then. Those that begin meanwhile are.
     pub fn know_all(&mut self) {
         self.seen = proc::pids().unwrap_or_default().into_iter().collect();
     }

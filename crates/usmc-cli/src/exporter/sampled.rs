@@ -35,6 +35,13 @@ impl Sampled {
         counts
     }
 
+    /// The socket is open, and not on TCP now: should it come back, what it has moved by TCP before does not count again.
+    pub fn keep(&mut self, inode: u64) {
+        if let Some(known) = self.last.get(&inode) {
+            self.now.entry(inode).or_insert(*known);
+        }
+    }
+
     /// The look is over: what was not seen in it is gone.
     pub fn end_look(&mut self) {
         self.last = std::mem::take(&mut self.now);
@@ -75,6 +82,11 @@ mod tests {
         assert_eq!(sent(&sampled.look(2, &kernel(1000), true)), 0);
         sampled.end_look();
         assert_eq!(sent(&sampled.look(2, &kernel(1001), true)), 1);
+        // In shared memory in between.
+        sampled.keep(2);
+        sampled.end_look();
+        assert_eq!(sent(&sampled.look(2, &kernel(1005), true)), 4);
+        sampled.end_look();
         // Gone in between.
         sampled.end_look();
         sampled.end_look();

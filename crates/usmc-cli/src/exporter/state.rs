@@ -30,7 +30,7 @@ pub struct Live {
     pub file: (u64, u64),
     /// Whose it is.
     pub owner: Owner,
-    /// What its file said.
+    /// What was known of it, as of the last look at its file.
     pub counts: Counts,
     /// What its file did not say.
     pub extra: Counts,
@@ -66,8 +66,10 @@ impl State {
     /// It is another exporter's, or cannot be read or understood; says what to do.
     pub fn open(path: &Path) -> Result<(State, Kept)> {
         let lock = beside(path, ".lock");
-        let open =
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
+        let mut options = OpenOptions::new();
+        // The directory may be another user's.
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let open = options.open(&lock);
         let what = || format!("cannot make {}; make its directory writable", lock.display());
         let file = open.with_context(what)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -91,9 +93,10 @@ impl State {
         }
         let new = beside(&self.path, ".new");
         let what = || format!("cannot write {}", new.display());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(&new).with_context(what)?;
+        // One that an exporter has left, which was killed; or a link of somebody else's to anywhere.
+        let _ = fs::remove_file(&new);
+        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new);
+        let mut file = made.with_context(what)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_data()).with_context(what)?;
         fs::rename(&new, &self.path).with_context(what)?;
         self.written = text;
@@ -183,6 +186,19 @@ mod tests {
         assert!(State::open(&path).is_err(), "it has an exporter");
         state.write(kept()).expect("a file");
         drop(state);
+        // Who may write to the directory has none of our files changed.
+        let (other, new) = (dir.join("other"), dir.join("exporter.json.new"));
+        fs::write(&other, "theirs").expect("a file");
+        std::os::unix::fs::symlink(&other, &new).expect("a link");
+        let (mut state, _) = open(&path).expect("the file");
+        state.write(kept()).expect("a file");
+        assert_eq!(fs::read_to_string(&other).expect("it"), "theirs");
+        drop(state);
+        let lock = dir.join("exporter.json.lock");
+        fs::remove_file(&lock).expect("it");
+        std::os::unix::fs::symlink(&other, &lock).expect("a link");
+        assert!(State::open(&path).is_err(), "a link");
+        fs::remove_file(&lock).expect("it");
         let (state, back) = open(&path).expect("the file");
         assert_eq!((&back.ended, &back.live), (&kept().ended, &kept().live));
         drop(state);

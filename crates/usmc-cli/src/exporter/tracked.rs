@@ -32,9 +32,9 @@ pub struct Tracked {
     file: File,
     /// Whose counts its are.
     pub owner: Owner,
-    /// The highest that was seen.
+    /// The highest that was seen, with what is in `extra` by then.
     counts: Counts,
-    /// What the file does not say: counters that began anew, bytes of TCP.
+    /// What the file does not say: what counters that began anew had counted, and bytes of TCP. A file has no bytes of that device.
     extra: Counts,
     wraps: Wraps,
     /// An earlier exporter has counted it, and this one has not looked at it so far.
@@ -53,19 +53,28 @@ impl Tracked {
                 return None;
             }
         };
-        let counts = Counts::of(&reading, has_ended);
-        self.is_refused = !counts.is_plausible();
-        if self.is_refused {
-            return None;
-        }
-        self.counts.raise_to(&names.tell_apart(&counts));
-        self.extra.add(&self.wraps.look(&reading.sockets));
-        Some(reading)
+        self.take(&reading, names, has_ended).then_some(reading)
     }
 
+    /// Takes what the file says; false where that makes no sense.
+    fn take(&mut self, reading: &Reading, names: &mut Names, has_ended: bool) -> bool {
+        let counts = Counts::of(reading, has_ended);
+        self.is_refused = !counts.is_plausible();
+        if self.is_refused {
+            return false;
+        }
+        // A counter that has begun anew is completed before it is compared with what it was.
+        self.extra.add(&self.wraps.look(&reading.sockets));
+        let mut counts = names.tell_apart(&counts);
+        counts.add(&self.extra);
+        self.counts.raise_to(&counts);
+        true
+    }
+
+    /// What is known of it, with bytes of TCP that were seen since the last look.
     fn sum(&self) -> Counts {
         let mut sum = self.counts.clone();
-        sum.add(&self.extra);
+        sum.raise_to(&self.extra);
         sum
     }
 }
@@ -215,7 +224,7 @@ impl Tracker {
         self.next_token += 1;
         // The number may be another process' by the time that its start is read: it then has no such file, as the next look finds.
         let exit = self.exits.watch(process.pid, token);
-        let start = start_of(process.pid).unwrap_or(0);
+        let start = proc::start_of(process.pid).unwrap_or(0);
         let is_it = |live: &Live| {
             (live.pid, live.start, live.file) == (process.pid, start, identity) && start != 0
         };
@@ -267,7 +276,7 @@ impl Tracker {
         // What has not been met by now has ended while nobody looked.
         for live in std::mem::take(&mut self.restored) {
             let mut sum = live.counts;
-            sum.add(&live.extra);
+            sum.raise_to(&live.extra);
             self.ledger.fold(live.owner, &sum);
             self.folded.insert(live.file);
         }
@@ -304,13 +313,16 @@ impl Tracker {
 
     /// Counts bytes of TCP.
     fn sample(&mut self, seen: &[Seen], tcp: impl FnOnce() -> HashMap<u64, Kernel>) {
-        let sockets: Vec<(u32, u64)> = seen.iter().flat_map(on_tcp).collect();
+        let open: Vec<(u32, u64, Mode)> = seen.iter().flat_map(connections).collect();
+        let is_on_tcp = |(_, _, mode): &(u32, u64, Mode)| *mode == Mode::Tcp;
+        let (sockets, others): (Vec<_>, Vec<_>) = open.into_iter().partition(is_on_tcp);
+        others.into_iter().for_each(|(_, inode, _)| self.sampled.keep(inode));
         let kernel = if sockets.is_empty() { HashMap::new() } else { tcp() };
         let mut of_pid: HashMap<u32, Identity> = HashMap::new();
         for (identity, tracked) in &self.tracked {
             of_pid.entry(tracked.pid).or_insert(*identity);
         }
-        for (pid, inode) in sockets {
+        for (pid, inode, _) in sockets {
             let tracked = of_pid.get(&pid).and_then(|identity| self.tracked.get_mut(identity));
             if let (Some(tracked), Some(kernel)) = (tracked, kernel.get(&inode)) {
                 tracked.extra.add(&self.sampled.look(inode, kernel, tracked.is_restored));
@@ -321,17 +333,11 @@ impl Tracker {
     }
 }
 
-/// The inodes of a process' connections on TCP.
-fn on_tcp(seen: &Seen) -> impl Iterator<Item = (u32, u64)> + '_ {
+/// The inodes of a process' connections, and what moves their bytes.
+fn connections(seen: &Seen) -> impl Iterator<Item = (u32, u64, Mode)> + '_ {
     let sockets = seen.readings.iter().flat_map(|reading| &reading.sockets);
-    let sockets = sockets.filter(|s| s.mode == Mode::Tcp && is_connected(s.state));
-    sockets.filter_map(|s| Some((seen.process.pid, *seen.process.sockets.get(&s.fd)?)))
-}
-
-/// When a process began.
-fn start_of(pid: u32) -> Option<u64> {
-    let process = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?;
-    process.stat().ok().map(|stat| stat.starttime)
+    let sockets = sockets.filter(|s| is_connected(s.state));
+    sockets.filter_map(|s| Some((seen.process.pid, *seen.process.sockets.get(&s.fd)?, s.mode)))
 }
 
 #[cfg(test)]
@@ -455,6 +461,47 @@ mod tests {
         assert_eq!(sent(&third), 5);
         third.look(HashMap::new).expect("/proc");
         assert_eq!(sent(&third), 5);
+    }
+
+    /// A record with a counter of 32 bits that wraps: the sum goes on from there.
+    #[test]
+    fn a_counter_that_begins_anew_adds_what_it_counted() {
+        let (file, child) = (record_file(), child());
+        let mut tracker = tracker(Vec::new(), Vec::new());
+        tracker.admit(&mut process(&child, &file));
+        let identity = *tracker.tracked.keys().next().expect("one");
+        let spins = |tracker: &Tracker| {
+            let counts = tracker.tracked[&identity].sum();
+            counts.iter().find(|(key, _)| key.counter == Counter::SpinsPaid).map_or(0, |(_, n)| n)
+        };
+        let high = u64::from(u32::MAX);
+        for (counted, sum) in [(high, high), (7, (1 << 32) + 7), (9, (1 << 32) + 9)] {
+            let reading = reading_with_spins(counted);
+            let (tracked, names) =
+                (tracker.tracked.get_mut(&identity).expect("it"), &mut Names::new(9));
+            tracked.take(&reading, names, false);
+            assert_eq!(spins(&tracker), sum, "{counted}");
+        }
+        // The next exporter goes on from there.
+        let (ended, live) = tracker.kept();
+        let mut next = super::tests::tracker(ended, live);
+        next.admit(&mut process(&child, &file));
+        next.tracked.get_mut(&identity).expect("it").take(
+            &reading_with_spins(11),
+            &mut Names::new(9),
+            false,
+        );
+        assert_eq!(spins(&next), (1 << 32) + 11);
+        end(child);
+    }
+
+    fn reading_with_spins(spins: u64) -> Reading {
+        let mut reading = Reading::default();
+        let socket = crate::top::sample::socket(Mode::Smcd, [40_000, 80], [0, 0]);
+        reading
+            .sockets
+            .push(crate::observed::Socket { counters: [0, 0, 0, 0, 0, 0, spins, 0, 0], ..socket });
+        reading
     }
 
     #[test]

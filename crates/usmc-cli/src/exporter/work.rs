@@ -130,11 +130,11 @@ impl Known {
     fn look_at_all(&mut self) {
         let begun = Begun::now();
         let next = begun.at + self.settings.interval;
+        self.finder.know_all();
         match self.tracker.look(sock_diag::tcp_sockets) {
             Ok(seen) => self.take(&seen),
             Err(problem) => log(format_args!("{problem:#}")),
         }
-        self.finder.know_all();
         self.looks += 1;
         self.look = begun.end();
         self.next_look = self.look.next(REST).max(next);

@@ -1,11 +1,10 @@
 //! What is told of programs under uSMC: no command line, no payload, and of the environment what is ours.
 
-use std::path::Path;
 use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Item, own, read, system};
+use super::{Item, bytes, own, read, system};
 use crate::proc;
 
 /// How the names of files begin whose mappings are told: the libraries of ours, of C, and dynamic linkers.
@@ -66,10 +65,6 @@ pub fn items() -> Vec<Item> {
 fn plain(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect()
-}
-
-fn bytes(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
 /// Those lines of a process' maps that are of libraries which say what became of the preload.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Item, lines, lines_of_present, read};
 use crate::config::{Config, ConfigArgs};
+use crate::machine::entries;
 use crate::proc;
 
 /// Settings of the kernel that matter to connections, or to who may see what.
@@ -208,13 +209,6 @@ fn modules() -> Result<String, String> {
     let wanted = all.lines().filter(|line| MODULES.iter().any(|start| line.starts_with(start)));
     let wanted: String = wanted.map(|line| format!("{line}\n")).collect();
     Ok(if wanted.is_empty() { "none\n".to_owned() } else { wanted })
-}
-
-fn entries(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
 }
 
 #[cfg(test)]

@@ -2,9 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::place::{self, Place};
+use crate::steps::Steps;
 
 use super::dropin::{self, Made};
 use super::reader::Settings;
@@ -50,7 +54,14 @@ impl Unit {
         let mut later = Vec::new();
         let is_ours = |path: &Path| path.file_name() == Some(OsStr::new(DROP_IN));
         for (at, path) in files.iter().filter(|path| !is_ours(path)).enumerate() {
-            texts.push(fs::read_to_string(path).unwrap_or_default());
+            // In comments there may be any bytes.
+            let text = fs::read(path).with_context(|| {
+                format!(
+                    "cannot read {}; run it as root, or `systemctl daemon-reload` before it",
+                    path.display()
+                )
+            })?;
+            texts.push(String::from_utf8_lossy(&text).into_owned());
             if at > 0 && path.file_name() > Some(OsStr::new(DROP_IN)) {
                 later.push((at, path.clone()));
             }
@@ -63,6 +74,103 @@ impl Unit {
     pub fn drop_in(&self) -> PathBuf {
         drop_in(&self.name)
     }
+
+    /// The drop-in of ours that is there.
+    ///
+    /// # Errors
+    /// It is somebody else's, or cannot be read.
+    pub fn made(&self) -> Result<Option<Made>> {
+        let path = self.drop_in();
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            text => {
+                text.with_context(|| format!("cannot read {}; run it as root", path.display()))?
+            }
+        };
+        let made = dropin::made(&String::from_utf8_lossy(&text));
+        ensure!(made.is_some(), "{} was not made by usmc; give it another name", path.display());
+        Ok(made)
+    }
+}
+
+/// Removes the drop-in of ours, and its directory, unless others are in that.
+///
+/// # Errors
+/// As the system says.
+pub fn remove_drop_in(steps: &Steps, unit: &str) -> Result<()> {
+    let path = drop_in(unit);
+    steps.remove(&path)?;
+    let _ = path.parent().filter(|_| !steps.is_dry).map(fs::remove_dir);
+    Ok(())
+}
+
+/// Whether a unit is a template, of which instances run, and not itself.
+pub fn is_template(unit: &str) -> bool {
+    unit.contains("@.")
+}
+
+/// Whether what a drop-in of `unit` says counts for this service: it is the unit, or its instance.
+pub fn is_of(service: &str, unit: &str) -> bool {
+    service == unit || template(service).as_deref() == Some(unit)
+}
+
+/// The services that run and are of a unit, by name.
+pub fn running(unit: &str) -> Vec<String> {
+    if !manager::is_running() {
+        return Vec::new();
+    }
+    if !is_template(unit) {
+        return [unit.to_owned()].into_iter().filter(|unit| manager::is_active(unit)).collect();
+    }
+    let mut services: Vec<String> = place::all()
+        .into_keys()
+        .filter_map(|place| match place {
+            Place::Service(name) => Some(name),
+            Place::Container(_) | Place::Elsewhere => None,
+        })
+        .filter(|service| is_of(service, unit))
+        .collect();
+    services.sort();
+    services
+}
+
+/// What a value with specifiers (systemd.unit(5)) says in a unit of this name; `None`: that is known of its instances only, or not to us.
+pub fn specified(value: &str, unit: &str) -> Option<String> {
+    let stem = unit.strip_suffix(".service").unwrap_or(unit);
+    let (prefix, instance) = stem.split_once('@').map_or((stem, None), |(p, i)| (p, Some(i)));
+    let instance = if is_template(unit) { None } else { Some(instance.unwrap_or("")) };
+    let mut text = String::new();
+    let mut chars = value.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            text.push(c);
+            continue;
+        }
+        match chars.next()? {
+            '%' => text.push('%'),
+            'i' => text.push_str(instance?),
+            'I' => text.push_str(&unescaped(instance?)),
+            'n' => instance.map(|_| text.push_str(unit))?,
+            'N' => instance.map(|_| text.push_str(stem))?,
+            'p' => text.push_str(prefix),
+            'P' => text.push_str(&unescaped(prefix)),
+            'j' => text.push_str(prefix.rsplit('-').next()?),
+            _ => return None,
+        }
+    }
+    Some(text)
+}
+
+/// As systemd-escape(1) does: `-` is a slash, and `\xNN` a byte.
+fn unescaped(name: &str) -> String {
+    let mut parts = name.split("\\x");
+    let mut text = parts.next().unwrap_or_default().replace('-', "/");
+    for part in parts {
+        let code = part.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        text.push(code.map_or('\u{fffd}', char::from));
+        text.push_str(&part.get(2..).unwrap_or_default().replace('-', "/"));
+    }
+    text
 }
 
 /// The drop-in of ours for a unit.
@@ -77,6 +185,23 @@ pub struct Enabled {
     pub name: String,
     /// What the drop-in says of itself.
     pub made: Made,
+}
+
+impl Enabled {
+    /// The one of that name, or alias, among these. It may have been uninstalled.
+    ///
+    /// # Errors
+    /// It is none of them; says what to do.
+    pub fn of(name: &str, known: &[Enabled]) -> Result<Enabled> {
+        let full = full_name(name)?;
+        let of_name = |name: &str| known.iter().find(|unit| unit.name == name);
+        let by_alias = || of_name(&Unit::find(name).ok()?.name);
+        of_name(&full).or_else(by_alias).cloned().with_context(|| {
+            format!(
+                "{full} is not enabled; `usmc enable {name}` does that, `usmc status` shows which services are"
+            )
+        })
+    }
 }
 
 /// All of them, by name.
@@ -130,22 +255,31 @@ pub fn full_name(name: &str) -> Result<String> {
 
 /// The files of a unit that systemd knows.
 fn told(name: &str) -> Result<(String, Vec<PathBuf>)> {
+    if is_template(name) {
+        // It is no unit, and systemctl does not show it.
+        return found(name, &PLACES.map(PathBuf::from));
+    }
     let shown = manager::show(name, &["Id", "LoadState", "FragmentPath", "DropInPaths"])?;
     let value = |key: &str| shown.get(key).map_or("", String::as_str);
-    let is_template = name.contains("@.");
-    if value("LoadState") != "loaded" && !is_template {
-        bail!(
-            "systemd has no unit {name} ({}); `systemctl list-unit-files --type=service` shows them",
-            value("LoadState")
-        );
+    match value("LoadState") {
+        "loaded" => {}
+        "masked" => bail!("{}", masked(name)),
+        "not-found" => bail!(
+            "systemd has no unit {name}; `systemctl list-unit-files --type=service` shows them"
+        ),
+        state => bail!("systemd cannot load {name} ({state}); see `systemctl status {name}`"),
     }
-    if is_template || value("FragmentPath").is_empty() {
-        // A template is no unit, and one without a file is as old as its process.
+    if value("FragmentPath").is_empty() {
+        // It is as old as its process.
         return found(name, &PLACES.map(PathBuf::from));
     }
     let drop_ins = super::reader::words(value("DropInPaths"));
     let files = [value("FragmentPath").to_owned()].into_iter().chain(drop_ins);
     Ok((value("Id").to_owned(), files.map(PathBuf::from).collect()))
+}
+
+fn masked(name: &str) -> String {
+    format!("{name} is masked; unmask it first: systemctl unmask {name}")
 }
 
 /// The files of a unit, as systemd would find them: the first of its name, through aliases, and its drop-ins in the order of
@@ -164,10 +298,7 @@ fn found(name: &str, places: &[PathBuf]) -> Result<(String, Vec<PathBuf>)> {
     // An alias has a name of its own; an instance's file is its template.
     let name =
         if real_name.contains("@.") || !real_name.ends_with(".service") { name } else { real_name };
-    ensure!(
-        fs::metadata(&real).is_ok_and(|meta| meta.is_file()),
-        "{name} is masked; unmask it first"
-    );
+    ensure!(fs::metadata(&real).is_ok_and(|meta| meta.is_file()), "{}", masked(name));
     let mut drop_ins: Vec<PathBuf> = Vec::new();
     for dir in drop_in_dirs(name).iter().flat_map(|dir| places.iter().map(move |p| p.join(dir))) {
         for path in configurations(&dir) {
@@ -251,6 +382,27 @@ mod tests {
         assert!(super::found("masked.service", &places).is_err());
         assert!(super::found("none.service", &places).is_err());
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn specifiers_are_the_names_parts() {
+        for (value, unit, text) in [
+            ("redis", "a.service", Some("redis")),
+            ("%i", "of@redis.service", Some("redis")),
+            ("%p-%i", "of@redis.service", Some("of-redis")),
+            ("%I", r"of@a\x2db.service", Some("a-b")),
+            ("%I", "of@a-b.service", Some("a/b")),
+            ("%N", "a-b.service", Some("a-b")),
+            ("%j%%", "a-b.service", Some("b%")),
+            ("%i", "a.service", Some("")),
+            ("%i", "of@.service", None),
+            ("%H", "a.service", None),
+            ("a%", "a.service", None),
+        ] {
+            assert_eq!(specified(value, unit).as_deref(), text, "{value} in {unit}");
+        }
+        assert!(is_of("of@a.service", "of@.service") && is_of("a.service", "a.service"));
+        assert!(!is_of("of@a.service", "other@.service") && !is_of("of.service", "of@.service"));
     }
 
     #[test]

@@ -23,13 +23,17 @@ const LONGEST: usize = 27;
 const MODE: u32 = 0o3770;
 /// The package's own file below a library directory.
 const PACKAGE: &str = "tmpfiles.d/usmc.conf";
+/// The first words of a tmpfiles.d(5) file of ours.
+const MARK: &str = "# Made by `usmc enable`";
 /// In the tmpfiles.d(5) file of a group that was made here, and goes with its last unit.
 const OURS: &str = "# The group was made with it.";
 
 /// Whether a name can be a part of file names and of a group's name.
 pub fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    name.len() <= LONGEST
+    // The agent's socket is beside the directories.
+    name != usmc_shm::agent::SOCKET
+        && name.len() <= LONGEST
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && name.chars().all(plain)
 }
@@ -76,15 +80,25 @@ pub fn is_user(name: &str) -> bool {
 /// Makes the group, and the directory for these users, now and at each boot. All of it may be there.
 ///
 /// # Errors
-/// The step that failed.
+/// The step that failed; the file is somebody else's.
 pub fn set_up(steps: &Steps, name: &str, users: &BTreeSet<String>) -> Result<()> {
+    ensure!(
+        !is_foreign(name),
+        "{} was not made by usmc; give it another name, or name another group by --name",
+        tmpfiles(name).display()
+    );
     let unix = unix_name(name);
     let was_known = gid(name).is_some();
     if !was_known {
         steps.run("groupadd", &["--system", &unix])?;
     }
     let is_ours = !was_known || is_ours(name);
-    steps.write(&tmpfiles(name), &lines(name, users, is_ours))?;
+    let written = steps.write(&tmpfiles(name), &lines(name, users, is_ours));
+    if written.is_err() && !was_known {
+        // Without the file nobody knows whose it is.
+        let _ = steps.run("groupdel", &[&unix]);
+    }
+    written?;
     create(steps, name)
 }
 
@@ -101,6 +115,18 @@ fn create(steps: &Steps, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Whether somebody else has made the file.
+fn is_foreign(name: &str) -> bool {
+    let file = tmpfiles(name);
+    fs::symlink_metadata(&file).is_ok()
+        && !fs::read_to_string(&file).is_ok_and(|text| text.starts_with(MARK))
+}
+
+/// Whether all of a group's is ours to take back, should enabling fail: its directory is not there, or was made by our file.
+pub fn is_ours_to_undo(name: &str) -> bool {
+    !is_foreign(name) && (tmpfiles(name).exists() || !ism_dir(name).exists())
+}
+
 /// Whether the group was made by `usmc enable`.
 fn is_ours(name: &str) -> bool {
     fs::read_to_string(tmpfiles(name)).is_ok_and(|text| text.contains(OURS))
@@ -110,7 +136,7 @@ fn is_ours(name: &str) -> bool {
 fn lines(name: &str, users: &BTreeSet<String>, is_ours: bool) -> String {
     let (dir, unix) = (ism_dir(name), unix_name(name));
     let dir = dir.display();
-    let mut text = "# Made by `usmc enable`: the ISM directory of some services.\n".to_owned();
+    let mut text = format!("{MARK}: the ISM directory of some services.\n");
     if is_ours {
         text.push_str(OURS);
         text.push('\n');
@@ -148,6 +174,9 @@ pub fn users(name: &str, without: &[String]) -> BTreeSet<String> {
 /// # Errors
 /// The step that failed.
 pub fn tidy(steps: &Steps, name: &str, gone: &[String]) -> Result<()> {
+    if is_foreign(name) {
+        return Ok(());
+    }
     let is_left = |unit: &files::Enabled| unit.made.group == name && !gone.contains(&unit.name);
     if files::enabled().iter().any(is_left) {
         steps.write(&tmpfiles(name), &lines(name, &users(name, gone), is_ours(name)))?;
@@ -180,7 +209,7 @@ mod tests {
     #[test]
     fn names_are_those_of_files_and_groups() {
         assert!(is_name("web") && is_name("a-1") && is_name(&"a".repeat(27)));
-        for bad in ["", "-a", "A", "a/b", "..", "a b", "ä", &"a".repeat(28)] {
+        for bad in ["", "agent", "-a", "A", "a/b", "..", "a b", "ä", &"a".repeat(28)] {
             assert!(!is_name(bad), "{bad}");
         }
     }

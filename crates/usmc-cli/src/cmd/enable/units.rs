@@ -7,11 +7,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::compose::shell_words;
 use crate::library::{self, Library};
 use crate::place::{self, Place};
 use crate::program;
 use crate::steps::{Steps, call};
-use crate::units::dropin::{self, DropIn, Wanted};
+use crate::units::dropin::{self, DropIn, Made, Wanted};
 use crate::units::files::{self, Unit};
 use crate::units::{group, manager, reader, syscalls};
 
@@ -33,35 +34,49 @@ pub fn run(args: &Args) -> Result<()> {
     );
     let steps = Steps { is_dry: args.dry_run };
     let library = library::find()?;
-    trusted(&library.path)?;
+    library.files().try_for_each(trusted)?;
     let plans: Result<Vec<Plan>> =
         args.services.iter().map(|name| plan(name, args, &library)).collect();
     let plans = plans?;
+    let is_ours = group::is_ours_to_undo(&args.name);
+    let done = bring(&steps, args, &plans);
+    if done.is_err() && is_ours && !args.dry_run {
+        // Of a group that no service is in now, nothing stays.
+        let _ = group::tidy(&steps, &args.name, &[]);
+    }
+    done
+}
+
+/// Does what is planned.
+fn bring(steps: &Steps, args: &Args, plans: &[Plan]) -> Result<()> {
     let before = files::enabled();
     let names: Vec<String> = plans.iter().map(|plan| plan.unit.name.clone()).collect();
     let mut users = group::users(&args.name, &names);
     users.extend(plans.iter().flat_map(|plan| plan.users.iter().cloned()));
-    group::set_up(&steps, &args.name, &users)?;
-    let is_new = plans.iter().map(|plan| change(&steps, plan)).collect::<Result<Vec<bool>>>()?;
-    leave_others(&steps, &args.name, &plans, &before)?;
+    group::set_up(steps, &args.name, &users)?;
+    let is_new = plans.iter().map(|plan| change(steps, plan)).collect::<Result<Vec<bool>>>()?;
+    leave_others(steps, &args.name, plans, &before)?;
     if manager::is_running() && is_new.contains(&true) {
         steps.run("systemctl", &["daemon-reload"])?;
     }
-    for plan in &plans {
+    for plan in plans {
         plan.drop_in.notes.iter().for_each(|note| println!("note: {}: {note}", plan.unit.name));
         if !args.dry_run {
             settled(plan)?;
         }
     }
-    finish(&steps, args, &plans)
+    finish(steps, args, plans)
 }
 
-/// Whoever can change the library can do what the services can.
+/// Whoever can change the library, or exchange it by a directory around it, can do what the services can.
 fn trusted(library: &Path) -> Result<()> {
-    for place in [Some(library), library.parent()].into_iter().flatten() {
+    let real = library.canonicalize().with_context(|| library.display().to_string())?;
+    for place in library.ancestors().chain(real.ancestors()) {
         let meta = fs::metadata(place).with_context(|| place.display().to_string())?;
+        // In a directory such as /tmp nobody exchanges what is root's.
+        let is_sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
         ensure!(
-            meta.uid() == 0 && meta.mode() & 0o022 == 0,
+            meta.uid() == 0 && (is_sticky || meta.mode() & 0o022 == 0),
             "{} can be changed by others than root, who would be all services then; install uSMC (`make install`, or its \
              package), and use that",
             place.display()
@@ -72,7 +87,8 @@ fn trusted(library: &Path) -> Result<()> {
 
 fn plan(name: &str, args: &Args, library: &Library) -> Result<Plan> {
     let unit = Unit::find(name)?;
-    let (users, mut notes) = users(&unit, &args.user)?;
+    let before = unit.made()?;
+    let (users, mut notes) = users(&unit, &args.user, before)?;
     let is_musl = served(&unit, library)?;
     let preload = library.preload_for(is_musl);
     let wanted = Wanted {
@@ -103,7 +119,11 @@ fn served(unit: &Unit, library: &Library) -> Result<bool> {
 }
 
 /// The users that the service's programs are, for the group; and what is to be known of that.
-fn users(unit: &Unit, named: &[String]) -> Result<(Vec<String>, Vec<String>)> {
+fn users(
+    unit: &Unit,
+    named: &[String],
+    before: Option<Made>,
+) -> Result<(Vec<String>, Vec<String>)> {
     let settings = &unit.settings;
     let mut users = BTreeSet::new();
     let mut notes = Vec::new();
@@ -119,10 +139,14 @@ fn users(unit: &Unit, named: &[String]) -> Result<(Vec<String>, Vec<String>)> {
     }
     let own = settings.last("User").unwrap_or("root");
     let mut wanted: Vec<String> = named.to_vec();
-    wanted.push(own.to_owned());
+    match files::specified(own, &unit.name) {
+        Some(own) => wanted.push(own),
+        None => notes.push(format!(
+            "User={own} is known for each instance only; enable instances, or name their users by --user"
+        )),
+    }
     wanted.extend(running(&unit.name));
     // What was found while it ran, or was named once.
-    let before = fs::read_to_string(unit.drop_in()).ok().and_then(|text| dropin::made(&text));
     wanted.extend(before.into_iter().flat_map(|made| made.users));
     for user in wanted.iter().filter(|user| !["root", "0"].contains(&user.as_str())) {
         users.insert(user_name(user).with_context(|| {
@@ -140,14 +164,19 @@ fn users(unit: &Unit, named: &[String]) -> Result<(Vec<String>, Vec<String>)> {
 
 /// The users of the service's processes, by number.
 fn running(unit: &str) -> Vec<String> {
-    let pids = place::all().remove(&Place::Service(unit.to_owned())).unwrap_or_default();
-    let users: BTreeSet<u32> = pids.into_iter().filter_map(place::user).collect();
+    let is_it = |place: &Place| matches!(place, Place::Service(name) if files::is_of(name, unit));
+    let pids =
+        place::all().into_iter().filter(|(place, _)| is_it(place)).flat_map(|(_, pids)| pids);
+    let users: BTreeSet<u32> = pids.filter_map(place::user).collect();
     users.into_iter().map(|uid| uid.to_string()).collect()
 }
 
 fn user_name(user: &str) -> Option<String> {
-    let line = call("getent", &["passwd", user]).ok()?;
-    line.split(':').next().map(str::to_owned).filter(|name| group::is_user(name))
+    let line = call("getent", &["passwd", user]).ok();
+    let name = line.and_then(|line| line.split(':').next().map(str::to_owned));
+    // systemd takes numbers that have no name, and so do lists of users.
+    let number = || user.parse::<u32>().ok().map(|number| number.to_string());
+    name.or_else(number).filter(|name| group::is_user(name))
 }
 
 /// What is read after the drop-in, and takes back what it says.
@@ -196,13 +225,6 @@ fn overridden(unit: &Unit, drop_in: &DropIn) -> Result<()> {
 fn change(steps: &Steps, plan: &Plan) -> Result<bool> {
     let path = plan.unit.drop_in();
     let old = fs::read_to_string(&path).ok();
-    if let Some(old) = &old {
-        ensure!(
-            dropin::made(old).is_some(),
-            "{} was not made by usmc; give it another name",
-            path.display()
-        );
-    }
     steps.write(&path, &plan.drop_in.text)?;
     Ok(old.as_deref() != Some(&*plan.drop_in.text))
 }
@@ -225,7 +247,7 @@ fn leave_others(
 /// Whether the manager has understood it.
 fn settled(plan: &Plan) -> Result<()> {
     let unit = &plan.unit.name;
-    if !manager::is_running() || unit.contains("@.") {
+    if !manager::is_running() || files::is_template(unit) {
         return Ok(());
     }
     let shown = manager::show(unit, &["Environment", "NeedDaemonReload"])?;
@@ -245,33 +267,37 @@ fn settled(plan: &Plan) -> Result<()> {
 
 /// Starts services anew, or says how.
 fn finish(steps: &Steps, args: &Args, plans: &[Plan]) -> Result<()> {
-    let names: Vec<&str> = plans.iter().map(|plan| &*plan.unit.name).collect();
-    let running: Vec<&str> = names
-        .iter()
-        .filter(|name| manager::is_running() && manager::is_active(name))
-        .copied()
+    let names = plans.iter().map(|plan| &*plan.unit.name);
+    let running: Vec<(&str, String)> = names
+        .flat_map(|unit| files::running(unit).into_iter().map(move |service| (unit, service)))
         .collect();
     if running.is_empty() {
         println!("it takes effect when they start");
     } else if args.restart {
-        for name in running {
-            restart(steps, name)?;
-        }
+        // One that fails keeps none of the others from it.
+        let failed =
+            running.iter().filter_map(|(unit, service)| restart(steps, unit, service).err());
+        let problems: Vec<String> = failed.map(|problem| format!("{problem:#}")).collect();
+        ensure!(problems.is_empty(), "{}", problems.join("; "));
     } else {
-        println!("it takes effect when they start anew: systemctl restart {}", running.join(" "));
+        let services: Vec<&String> = running.iter().map(|(_, service)| service).collect();
+        println!(
+            "it takes effect when they start anew: systemctl restart {}",
+            shell_words(&services)
+        );
     }
     Ok(())
 }
 
-/// A service that does not start with the drop-in is started without.
-fn restart(steps: &Steps, name: &str) -> Result<()> {
-    let Err(problem) = steps.run("systemctl", &["restart", name]) else { return Ok(()) };
-    steps.remove(&files::drop_in(name))?;
+/// A service that does not start with its unit's drop-in is started without.
+fn restart(steps: &Steps, unit: &str, service: &str) -> Result<()> {
+    let Err(problem) = steps.run("systemctl", &["restart", service]) else { return Ok(()) };
+    files::remove_drop_in(steps, unit)?;
     steps.run("systemctl", &["daemon-reload"])?;
-    let again = steps.run("systemctl", &["restart", name]);
+    let again = steps.run("systemctl", &["restart", service]);
     let outcome =
         if again.is_ok() { "it runs without" } else { "it does not start without it, either" };
     bail!(
-        "{name} does not start with the drop-in, which is removed: {outcome} ({problem:#}); see `journalctl -u {name}`"
+        "{service} does not start with the drop-in, which is removed: {outcome} ({problem:#}); see `journalctl -u {service}`"
     )
 }

@@ -312,20 +312,11 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::net::TcpListener;
     use std::thread;
-
-    fn pair() -> (Talk, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let one =
-            TcpStream::connect(listener.local_addr().expect("its name")).expect("a connection");
-        let (other, _) = listener.accept().expect("it");
-        (Talk::new(one).expect("a socket"), other)
-    }
 
     #[test]
     fn messages_come_back_and_without_a_library_there_is_no_end() {
-        let (mut talk, other) = pair();
+        let (mut talk, other) = Talk::pair();
         let server = thread::spawn(move || {
             serve(&mut Talk::new(other).expect("a socket"), Path::new("/nonexistent"), soon())
         });
@@ -344,14 +335,14 @@ mod tests {
         for bytes in
             [&b"e\0\0\0\xff\xff\xff\xff"[..], b"x\0\0\0\0\0\0\0", b"e\0\0\0\x01\0\x01\0", b"e\0"]
         {
-            let (talk, mut other) = pair();
+            let (talk, mut other) = Talk::pair();
             other.write_all(bytes).expect("room");
             drop(other);
             let mut talk = talk;
             assert_eq!(serve(&mut talk, Path::new("/nonexistent"), soon()), None);
         }
         // And the connecting end, of whom another comes.
-        let (mut talk, mut other) = pair();
+        let (mut talk, mut other) = Talk::pair();
         other.write_all(&message(ASK, &[1])).expect("room");
         assert!(ask(&mut talk).is_err());
     }

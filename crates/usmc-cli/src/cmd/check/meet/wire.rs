@@ -152,6 +152,16 @@ impl Talk {
         Ok(Talk { stream, unread: Vec::new(), limits: [Duration::MAX; 2] })
     }
 
+    /// One end, and the other end's socket.
+    #[cfg(test)]
+    pub fn pair() -> (Talk, TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let one =
+            TcpStream::connect(listener.local_addr().expect("its name")).expect("a connection");
+        let (other, _) = listener.accept().expect("it");
+        (Talk::new(one).expect("a socket"), other)
+    }
+
     /// Says a line.
     ///
     /// # Errors
@@ -166,13 +176,21 @@ impl Talk {
     ///
     /// # Errors
     /// They were not taken in time.
-    pub fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), Trouble> {
-        let left = left(deadline)?;
-        if self.limits[1].abs_diff(left) > SLACK {
-            self.stream.set_write_timeout(Some(left))?;
-            self.limits[1] = left;
+    pub fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), Trouble> {
+        // A part that was taken gives the rest no more time.
+        while !bytes.is_empty() {
+            let left = left(deadline)?;
+            if self.limits[1].abs_diff(left) > SLACK {
+                self.stream.set_write_timeout(Some(left))?;
+                self.limits[1] = left;
+            }
+            match self.stream.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
         }
-        Ok(self.stream.write_all(bytes)?)
+        Ok(())
     }
 
     /// Hears a line.
@@ -261,16 +279,7 @@ fn shown_bytes(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
     use std::thread;
-
-    fn pair() -> (Talk, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let one =
-            TcpStream::connect(listener.local_addr().expect("its name")).expect("a connection");
-        let (other, _) = listener.accept().expect("it");
-        (Talk::new(one).expect("a socket"), other)
-    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(5)
@@ -278,7 +287,7 @@ mod tests {
 
     #[test]
     fn lines_are_cut_and_strangers_quoted() {
-        let (mut talk, mut other) = pair();
+        let (mut talk, mut other) = Talk::pair();
         other.write_all(b"\"one\"\n\"tw").expect("room");
         assert_eq!(talk.hear::<String>(soon()).expect("a line"), "one");
         other.write_all(b"o\"\nab").expect("room");
@@ -300,7 +309,7 @@ mod tests {
 
     #[test]
     fn who_says_nothing_or_too_much_is_not_waited_for() {
-        let (mut talk, mut other) = pair();
+        let (mut talk, mut other) = Talk::pair();
         let begun = Instant::now();
         let silent = talk.hear::<Welcome>(begun + Duration::from_millis(50));
         assert!(matches!(silent, Err(Trouble::Silent)) && begun.elapsed() < Duration::from_secs(4));
@@ -312,8 +321,25 @@ mod tests {
     }
 
     #[test]
+    fn who_takes_little_at_a_time_is_not_waited_for() {
+        let (mut talk, mut other) = Talk::pair();
+        let reader = thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while other.read(&mut bytes).is_ok_and(|n| n > 0) {
+                thread::park_timeout(Duration::from_millis(5));
+            }
+        });
+        let begun = Instant::now();
+        let sent = talk.send(&vec![0; 32 << 20], begun + Duration::from_millis(300));
+        assert!(matches!(sent, Err(Trouble::Silent)) && begun.elapsed() < Duration::from_secs(5));
+        drop(talk);
+        reader.thread().unpark();
+        reader.join().expect("the reader");
+    }
+
+    #[test]
     fn what_is_deep_or_wrong_is_refused() {
-        let (mut talk, mut other) = pair();
+        let (mut talk, mut other) = Talk::pair();
         for line in [
             "[".repeat(9000),
             "{\"usmc_check\":-1}".to_owned(),
