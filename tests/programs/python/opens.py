@@ -3,13 +3,15 @@
 opens.py STYLE ADDRESS PORT COUNT
 
 STYLE is how a connection is made: blocking, poll (without blocking, then poll(2)), or epoll. Each sends a text of its own to an echo server,
-and reads it back. Prints "open COUNT"; at a line on its standard input each connection echoes once more; "again COUNT". Where a connection
+and reads it back. Prints "took CONNECT FIRST", in milliseconds: until the connection was made, and until the answer had come. Prints
+"open COUNT" at last; at a line on its standard input each connection echoes once more; "again COUNT". Where a connection
 is not made it prints "refused NAME" with the name of the errno, and goes on.
 """
 import errno
 import select
 import socket
 import sys
+import time
 
 style, address, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
@@ -51,7 +53,9 @@ def echo(sock, text):
 socks = []
 for number in range(count):
     sock = socket.socket()
+    begun = time.monotonic()
     result = connect(sock)
+    made = time.monotonic()
     if result != 0:
         print("refused", errno.errorcode[result], flush=True)
         sock.close()
@@ -59,6 +63,8 @@ for number in range(count):
     sock.settimeout(30)
     assert sock.getpeername() == (address, port)
     echo(sock, b"%d " % number * 200)
+    answered = time.monotonic()
+    print(f"took {(made - begun) * 1000:.1f} {(answered - begun) * 1000:.1f}", flush=True)
     socks.append(sock)
 print("open", len(socks), flush=True)
 for line in sys.stdin:
