@@ -148,3 +148,22 @@ fn the_configurations_page_has_every_key_of_the_manual() {
         );
     }
 }
+
+#[test]
+fn what_the_security_page_was_checked_against_is_there() {
+    let page = fs::read_to_string(man().join("../security.md")).expect("the page");
+    let words = page.split('`').skip(1).step_by(2);
+    let is_source = |word: &&str| {
+        let named = [".rs", ".c", ".service", ".socket", ".conf", "/"]
+            .iter()
+            .any(|end| word.ends_with(end));
+        named && word.contains('/') && !word.starts_with('/') && !word.contains(' ')
+    };
+    let sources: Vec<&str> = words.filter(is_source).collect();
+    assert!(sources.len() > 20, "{sources:?}");
+    let root = man().join("../..");
+    for source in sources {
+        let places = ["", "crates", "crates/usmc/src"].map(|place| root.join(place).join(source));
+        assert!(places.iter().any(|place| place.exists()), "docs/security.md names {source}");
+    }
+}
