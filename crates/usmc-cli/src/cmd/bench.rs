@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(short, long, conflicts_with = "quick")]
     all: bool,
     /// Those few cases that have words for people, and a plot of these figures alone, by their words
-    #[arg(long, conflicts_with_all = ["all", "vm", "sweep"])]
+    #[arg(long, conflicts_with_all = ["all", "vm", "sweep", "beside", "cores"])]
     highlights: bool,
     /// Measure between two machines: clients here, servers where `usmc bench --serve ADDRESS` runs
     ///
@@ -398,7 +398,7 @@ fn show(args: &Args, record: &Record) -> Result<c_int> {
         write(file, &(serde_json::to_string_pretty(record).context("JSON")? + "\n"))?;
     }
     if let Some(file) = &args.plot {
-        let svg = if args.highlights { highlights::svg(record) } else { plot::svg(record)? };
+        let svg = if args.highlights { highlights::svg(record)? } else { plot::svg(record)? };
         write(file, &svg)?;
     }
     io::stdout().write_all(text.as_bytes()).context("cannot write the table")?;
