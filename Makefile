@@ -20,11 +20,13 @@ VM_DEPS := qemu-system-x86:qemu-system-x86_64 busybox-static:busybox cpio:cpio k
 	ndctl:ndctl passwd:groupadd redis-server:redis-server redis-tools:redis-cli nginx-light:nginx curl:curl sockperf:sockperf python3:/usr/bin/python3 postgresql:-
 PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:debootstrap docker.io:dockerd \
 	systemd-container:systemd-nspawn
+SITE_DEPS := mandoc:mandoc python3:/usr/bin/python3 python3-pip:-
+LOOK_DEPS := chromium:chromium fonts-dejavu-core:-
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
 .PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd \
-	test-deps fuzz-deps lint-deps package-deps \
+	site site-look test-deps fuzz-deps lint-deps package-deps site-deps \
 	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
 # For `make torture`: how many random programs. For `make storm`: how many events. For both: the first seed.
@@ -185,6 +187,18 @@ rpm: package-deps build
 image: build
 	@sh packages/image.sh $(TARGET) $(TARGET)/packages
 
+# The documentation in target/site: README, docs and the manual, by mdBook. Every link inside it is followed. Needs no network once mdBook
+# is there.
+site: site-deps
+	@mdbook=$$(sh .ci/mdbook $(TARGET)/tools) && docs/site/build "$$mdbook" $(TARGET)/site
+	@docs/site/check $(TARGET)/site
+
+# All of its pages in Chromium: none has anything to say, all pictures load. Pictures of some of them, light, dark and narrow, in
+# target/site.looks.
+site-look: site
+	@sh .ci/packages $(LOOK_DEPS)
+	@docs/site/look $(TARGET)/site $(TARGET)/site.looks
+
 # They are installed into roots of their own, used, exchanged for newer ones while connections live, and removed. Needs root and
 # Debian's mirror.
 test-packages: deb rpm image
@@ -215,6 +229,9 @@ rdma-vm-deps: vm-deps
 package-deps:
 	@sh .ci/deps32 || echo 'no library for 32-bit programs in the packages' >&2
 	@sh .ci/packages $(BUILD_DEPS) $(PACKAGE_DEPS)
+
+site-deps:
+	@sh .ci/packages $(SITE_DEPS)
 
 demo-deps:
 	@sh .ci/packages $(BUILD_DEPS) $(DEMO_DEPS)

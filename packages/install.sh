@@ -57,8 +57,12 @@ for unit in docs/systemd/usmc-*; do
 done
 file docs/tmpfiles.d/usmc.conf "$root$prefix/lib/tmpfiles.d/usmc.conf"
 
-for text in README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/packages.md docs/systemd.md docs/compose.md docs/differences.md; do
-    file "$text" "$share/doc/usmc/${text##*/}"
+for text in README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT; do
+    file "$text" "$share/doc/usmc/$text"
+done
+# What is for users: docs/SUMMARY.md's first two parts.
+for text in $(sed -n '/^# Manual/q; s/^.*](\([a-z-]*\.md\))$/\1/p' docs/SUMMARY.md); do
+    file "docs/$text" "$share/doc/usmc/$text"
 done
 file docs/config/usmc.toml "$share/doc/usmc/examples/usmc.toml"
 sh packages/notices.sh >"$share/doc/usmc/NOTICES"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # What `make deb`, `make rpm` and `make image` have made: checked by lintian, installed into Debian roots and an empty one, used,
-# exchanged for newer versions while connections live, removed; the image is used by Docker as an init container is. Needs root,
-# debootstrap, rpm, Docker and a mirror of Debian's.
-# Usage: packages.sh [deb] [systemd] [rpm] [image]. ROOTS: a directory for the root (default <target>/roots).
+# exchanged for newer versions while connections live, removed; the image is used by Docker as an init container is; a newcomer's first steps
+# are timed. Needs root, debootstrap, rpm, Docker and a mirror of Debian's.
+# Usage: packages.sh [deb] [systemd] [rpm] [image] [newcomer]. ROOTS: a directory for the roots (default <target>/roots).
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -23,23 +23,24 @@ fail() {
     failed="$failed $name"
 }
 
-# The root from which each test has an own one.
+# Makes a root in $1 with nothing but what Debian calls its minimum, and these packages. Each test has an own one from that.
 debian() {
-    [ -e "$base/.made" ] && return
-    rm -rf "$base"
-    mkdir -p "$base"
-    debootstrap --variant=minbase --include=$packages bookworm "$base" "${MIRROR:-http://deb.debian.org/debian}" >"$base.log" 2>&1 || {
-        tail -n 3 "$base.log" >&2
+    [ -e "$1/.made" ] && return
+    rm -rf "$1"
+    mkdir -p "$1"
+    debootstrap --variant=minbase ${2:+--include=$2} bookworm "$1" "${MIRROR:-http://deb.debian.org/debian}" >"$1.log" 2>&1 || {
+        tail -n 3 "$1.log" >&2
         return 1
     }
-    rm -rf "$base"/var/cache/apt/* "$base"/var/lib/apt/lists/*
-    : >"$base/.made"
+    rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*
+    : >"$1/.made"
 }
 
-# Runs a script of tests/packages in a root of its own, in namespaces that end with it. What it writes is in memory only.
+# Runs a script of tests/packages in a root of its own, in namespaces that end with it. What it writes is in memory only. Before it,
+# `script.sh before` runs there with this machine's network, if a third word says so. $2: the root.
 inside() {
     cp tests/packages/* "$work/test/"
-    unshare --mount --pid --fork --net --kill-child sh -c '
+    unshare --mount --pid --fork --kill-child sh -c '
         base=$1 work=$2 script=$3
         mount -t tmpfs tmpfs "$work/mnt"
         mkdir "$work/mnt/upper" "$work/mnt/work" "$work/mnt/root"
@@ -56,9 +57,13 @@ inside() {
         mkdir "$root/dev/pts"
         mount -t devpts -o newinstance,ptmxmode=666 devpts "$root/dev/pts"
         ln -s pts/ptmx "$root/dev/ptmx"
-        ip link set lo up
-        exec timeout 300 chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 sh "/test/$script"' \
-        sh "$base" "$work" "$1"
+        enter="timeout 300 chroot $root env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 sh /test/$script"
+        if [ -n "$4" ]; then
+            cp /etc/resolv.conf "$root/etc/"
+            $enter "$4" || exit
+        fi
+        exec unshare --net sh -c "ip link set lo up && exec $enter"' \
+        sh "${2:-$base}" "$work" "$1" "${3:-}"
 }
 
 # A package $1 of another version $2, with another library where there is one.
@@ -165,10 +170,18 @@ test_image() {
     daemon=''
 }
 
+# The lines of docs/first-steps.md, in a root that has nothing.
+test_newcomer() {
+    debian "$base.empty" || { fail "there is no root"; return; }
+    cp "$deb" docs/first-steps.md "$work/test/"
+    date +%s >"$work/test/begin"
+    inside newcomer.sh "$base.empty" before || fail "see above"
+}
+
 mkdir -p "$work/test/man" "$work/mnt"
 cp docs/man/* "$work/test/man/"
-debian || { echo "there is no root" >&2; exit 1; }
-for name in ${*:-deb systemd rpm image}; do
+debian "$base" $packages || { echo "there is no root" >&2; exit 1; }
+for name in ${*:-deb systemd rpm image newcomer}; do
     echo "$name"
     "test_$name"
 done

@@ -33,9 +33,9 @@ for page in $(cd /test/man && ls); do
 done
 ok "man shows every page"
 bash -c '. /usr/share/bash-completion/completions/usmc
-    COMP_WORDS=(usmc exp) COMP_CWORD=1
-    _usmc usmc exp usmc
-    [ "${COMPREPLY[*]}" = export ]' || fail "bash completes nothing"
+    COMP_WORDS=(usmc linkg) COMP_CWORD=1
+    _usmc usmc linkg usmc
+    [ "${COMPREPLY[*]}" = linkgroup ]' || fail "bash completes nothing"
 HOME=/tmp fish -c 'complete -C "usmc exp"' | grep -q '^export' || fail "fish completes nothing"
 zsh -fc 'autoload -U compinit; compinit -u -D; [ "$_comps[usmc]" = _usmc ] && autoload +X _usmc' || fail "zsh knows no completion"
 ok "bash, fish and zsh complete"

@@ -1,7 +1,7 @@
 //! `usmc bench`: TCP, UNIX sockets and uSMC, measured in turn.
 //!
 //! [`built_in`] and [`programs`] say what can be measured, [`measure`] measures it, [`record`] is what came out, and
-//! [`table`] and [`plot`] show it. The two ends of a run can be in two machines: [`far`] and [`serving`] say [`control`]'s lines to each
+//! [`table`], [`plot`] and [`highlights`] show it. The two ends of a run can be in two machines: [`far`] and [`serving`] say [`control`]'s lines to each
 //! other. Built-in workloads have client and server of their own: [`part`].
 
 pub mod beside;
@@ -12,6 +12,7 @@ pub mod cores;
 pub mod cpus;
 pub mod ending;
 pub mod far;
+pub mod highlights;
 pub mod host;
 pub mod local;
 pub mod machine;

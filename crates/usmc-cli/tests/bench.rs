@@ -108,6 +108,36 @@ fn figures_come_with_their_proof() {
 }
 
 #[test]
+fn a_picture_of_highlights_is_made_of_a_run_and_of_its_record() {
+    let options = ["--highlights", "--rounds", "1", "--duration", "0.05", "ipc"];
+    let dir = TempDir::new();
+    let [first, again, record] = ["a.svg", "b.svg", "json"].map(|name| dir.path().join(name));
+    let mut command = usmc(&["bench"]);
+    command.args(options).env("USMC_LIBRARY", library());
+    let run = output(command.arg("--plot").arg(&first).arg("--json").arg(&record));
+    assert!(run.status.success(), "{}", stderr(&run));
+    let mut command = usmc(&["bench", "--highlights", "--plot"]);
+    let shown = output(command.arg(&again).arg("--from").arg(&record));
+    assert!(shown.status.success(), "{}", stderr(&shown));
+    assert_eq!(stdout(&shown), stdout(&run));
+    let [first, again] = [first, again].map(|file| fs::read_to_string(file).expect("a picture"));
+    assert_eq!(first, again);
+    assert!(first.starts_with("<svg") && first.contains("100 bytes there and back"), "{first}");
+
+    let listed = output(&mut usmc(&["bench", "--highlights", "--list"]));
+    assert_eq!(stdout(&listed).lines().count(), 10, "{}", stdout(&listed));
+    let refuses = |what: &str| {
+        fs::write(&record, what).expect("a file");
+        let output = output(usmc(&["bench", "--from"]).arg(&record));
+        assert!(!output.status.success() && stdout(&output).is_empty());
+        stderr(&output)
+    };
+    assert!(refuses("{}").contains("is nothing that `usmc bench --json` wrote"));
+    let value = fs::read_to_string(dir.path().join("b.svg")).expect("a picture");
+    assert!(refuses(&value).contains("is nothing that"));
+}
+
+#[test]
 fn a_region_is_compared_with_the_memory_of_one_host() {
     let options = ["--sweep", "device", "--rounds", "1", "--duration", "0.05"];
     let cases = ["pingpong/14B/blocking/one-core", "idle/1000"];

@@ -91,3 +91,79 @@ fn every_shell_gets_its_completions() {
         );
     }
 }
+
+/// A site of two pages, the first of which has all faults that a link can have.
+const FAULTY: [(&str, &str); 2] = [
+    (
+        "index.html",
+        "<h1 id=\"top\">.</h1><img src=\"no.svg\"><img src=\"data:,\"><a href=\"#top\">.</a><a href=\"#no\">.</a>\
+         <a href=\"sub/page.html#here\">.</a><a href=\"sub/page.html#there\">.</a><a href=\"no.html\">.</a>\
+         <a href=\"../outside.html\">.</a><a href=\"https://elsewhere.example/\">.</a>\
+         <script src=\"https://elsewhere.example/script.js\"></script>",
+    ),
+    ("sub/page.html", "<h1 id=\"here\">.</h1><a href=\"../index.html\">.</a><a href=\"./\">.</a>"),
+];
+
+#[test]
+fn a_link_of_the_site_that_leads_nowhere_is_found() {
+    let dir = TempDir::new();
+    let site = dir.path().join("site");
+    fs::create_dir_all(site.join("sub")).expect("directories");
+    fs::write(dir.path().join("outside.html"), "").expect("a file");
+    for (name, text) in FAULTY {
+        fs::write(site.join(name), text).expect("a page");
+    }
+    let check = man().join("../site/check");
+    let checked = output(Command::new(check).arg(&site));
+    assert_eq!(checked.status.code(), Some(1), "{}", stderr(&checked));
+    let said = stdout(&checked);
+    let faults: Vec<&str> =
+        said.lines().filter(|line| !line.contains("is not in the site")).collect();
+    let expected = [
+        "index.html: no.svg: there is no such file",
+        "index.html: #no: there is no such place in that page",
+        "index.html: sub/page.html#there: there is no such place in that page",
+        "index.html: no.html: there is no such file",
+        "index.html: ../outside.html: it leads out of the site",
+        "index.html: https://elsewhere.example/script.js: it is loaded from elsewhere",
+        "sub/page.html: ./: there is no such file",
+    ];
+    assert_eq!(faults, expected);
+    for page in ["docs/security.html", "docs/man/usmc-run.1.html"] {
+        assert!(said.contains(&format!("{page} is not in the site")), "{said}");
+    }
+}
+
+#[test]
+fn the_configurations_page_has_every_key_of_the_manual() {
+    let page = fs::read_to_string(man().join("../configuration.md")).expect("the page");
+    let manual = fs::read_to_string(man().join("usmc.toml.5")).expect("the manual");
+    let keys = manual.lines().filter_map(|line| line.strip_prefix(".It Ic "));
+    let keys: Vec<&str> = keys.filter_map(|line| line.split([' ', ',']).next()).collect();
+    assert!(keys.len() > 20, "{keys:?}");
+    for key in keys {
+        assert!(
+            ["", "[", "[["].iter().any(|open| page.contains(&format!("`{open}{key}"))),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn what_the_security_page_was_checked_against_is_there() {
+    let page = fs::read_to_string(man().join("../security.md")).expect("the page");
+    let words = page.split('`').skip(1).step_by(2);
+    let is_source = |word: &&str| {
+        let named = [".rs", ".c", ".service", ".socket", ".conf", "/"]
+            .iter()
+            .any(|end| word.ends_with(end));
+        named && word.contains('/') && !word.starts_with('/') && !word.contains(' ')
+    };
+    let sources: Vec<&str> = words.filter(is_source).collect();
+    assert!(sources.len() > 20, "{sources:?}");
+    let root = man().join("../..");
+    for source in sources {
+        let places = ["", "crates", "crates/usmc/src"].map(|place| root.join(place).join(source));
+        assert!(places.iter().any(|place| place.exists()), "docs/security.md names {source}");
+    }
+}

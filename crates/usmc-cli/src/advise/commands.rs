@@ -79,7 +79,7 @@ fn of_containers(ends: &[&Program; 2], containers: &HashMap<String, Container>) 
         })
         .collect();
     if others > 0 {
-        commands.push("# a container that is no compose project's: give it the library and the ISM directory, see \"Containers and users\" in README.md".to_owned());
+        commands.push("# a container that is no compose project's: give it the library and the ISM directory, see docs/containers.md".to_owned());
     }
     commands
 }

@@ -26,16 +26,25 @@ pub struct Measure {
     pub unit: &'static str,
     /// Which of two is better.
     pub better: Better,
+    /// For people who do not know the case's name: what it measures, if it is one of the few that such people are shown.
+    pub highlight: Option<&'static str>,
+}
+
+impl Measure {
+    /// It is a highlight, in these words.
+    pub const fn in_words(self, words: &'static str) -> Measure {
+        Measure { highlight: Some(words), ..self }
+    }
 }
 
 /// A rate.
 pub const fn rate(name: &'static str, unit: &'static str) -> Measure {
-    Measure { name, unit, better: Better::Higher }
+    Measure { name, unit, better: Better::Higher, highlight: None }
 }
 
 /// A time or a size.
 pub const fn cost(name: &'static str, unit: &'static str) -> Measure {
-    Measure { name, unit, better: Better::Lower }
+    Measure { name, unit, better: Better::Lower, highlight: None }
 }
 
 /// Who runs a case if its workload is wanted.
@@ -155,6 +164,11 @@ impl Case {
     /// Workload and variant.
     pub fn name(&self) -> String {
         name(self.workload, &self.variant)
+    }
+
+    /// Whether a figure of it is a highlight.
+    pub fn has_highlight(&self) -> bool {
+        self.measures.iter().any(|measure| measure.highlight.is_some())
     }
 }
 

@@ -100,6 +100,9 @@ pub struct MeasureRecord {
     pub unit: String,
     /// Which of two is better.
     pub better: Better,
+    /// Of a highlight: what it is, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub highlight: Option<String>,
     /// Of each round, in their order.
     pub samples: BTreeMap<Mode, Vec<f64>>,
     /// Of the samples.
@@ -224,6 +227,7 @@ fn measure(case: &Case, i: usize, samples: BTreeMap<Mode, Vec<f64>>) -> MeasureR
         name: measure.name.to_owned(),
         unit: measure.unit.to_owned(),
         better: measure.better,
+        highlight: measure.highlight.map(str::to_owned),
         samples,
         figures,
         factors: over_tcp,

@@ -23,7 +23,8 @@ use crate::bench::record::{FORMAT, Missed, Record, ServerRecord};
 use crate::bench::sweep::{Place, Sweep};
 use crate::bench::table::{self, Style};
 use crate::bench::{
-    How, Step, between, catalogue, cpus, is_wanted, measure, obstacle, plot, runs, serving, tell,
+    How, Step, between, catalogue, cpus, highlights, is_wanted, measure, obstacle, plot, runs,
+    serving, tell,
 };
 use crate::{library, proc};
 
@@ -50,6 +51,9 @@ pub struct Args {
     /// All cases of each workload
     #[arg(short, long, conflicts_with = "quick")]
     all: bool,
+    /// Those few cases that have words for people, and a plot of these figures alone, by their words
+    #[arg(long, conflicts_with_all = ["all", "vm", "sweep", "beside", "cores"])]
+    highlights: bool,
     /// Measure between two machines: clients here, servers where `usmc bench --serve ADDRESS` runs
     ///
     /// Frames on the wire are counted, too. The workloads are fewer: --list with this option shows them.
@@ -84,6 +88,10 @@ pub struct Args {
     /// Write all figures there
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     json: Option<PathBuf>,
+    /// Measure nothing: show what an earlier run's --json wrote there, as a table, and by --plot
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["workloads", "list", "quick", "all", "vm", "rounds", "duration", "sweep", "beside", "cores", "json"])]
+    from: Option<PathBuf>,
     /// Draw a plot there, in SVG
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
@@ -120,6 +128,9 @@ pub fn run(args: &Args) -> Result<c_int> {
     if let Some(at) = args.serve {
         return serve(at);
     }
+    if let Some(file) = &args.from {
+        return show(args, &earlier(file)?);
+    }
     let cases = chosen(args)?;
     if args.list {
         return list(args, &cases);
@@ -140,6 +151,18 @@ pub fn run(args: &Args) -> Result<c_int> {
     let record = measure_all(args, &ends, &ending)?;
     drop(ends);
     show(args, &record)
+}
+
+/// What a run wrote there.
+fn earlier(file: &Path) -> Result<Record> {
+    let shown = file.display();
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
+    let record: Record = serde_json::from_str(&text)
+        .with_context(|| format!("{shown} is nothing that `usmc bench --json` wrote"))?;
+    if record.format != FORMAT {
+        bail!("{shown} has format {}, this version of usmc reads format {FORMAT}", record.format);
+    }
+    Ok(record)
 }
 
 /// Makes this process one that starts programs.
@@ -181,7 +204,9 @@ fn chosen(args: &Args) -> Result<Vec<Case>> {
     }
     let cases = wanted(args, cases);
     if cases.is_empty() {
-        bail!("nothing of that is run by --quick; leave it out, or name a case as --list shows it");
+        bail!(
+            "nothing of that is run by --quick or --highlights; leave them out, or name a case as --list shows it"
+        );
     }
     Ok(cases)
 }
@@ -197,7 +222,10 @@ fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
         (_, true) => Tier::All,
         _ => Tier::Standard,
     };
-    cases.retain(|case| is_wanted(case, &args.workloads, tier));
+    cases.retain(|case| match args.highlights {
+        true => case.has_highlight() && is_wanted(case, &args.workloads, Tier::All),
+        false => is_wanted(case, &args.workloads, tier),
+    });
     cases
 }
 
@@ -370,7 +398,8 @@ fn show(args: &Args, record: &Record) -> Result<c_int> {
         write(file, &(serde_json::to_string_pretty(record).context("JSON")? + "\n"))?;
     }
     if let Some(file) = &args.plot {
-        write(file, &plot::svg(record)?)?;
+        let svg = if args.highlights { highlights::svg(record)? } else { plot::svg(record)? };
+        write(file, &svg)?;
     }
     io::stdout().write_all(text.as_bytes()).context("cannot write the table")?;
     if record.interrupted {

@@ -378,13 +378,15 @@ pub fn lock_byte(fd: c_int, set: bool, kind: c_int, at: i64) -> Result<c_int, Er
 /// MADV_POPULATE_WRITE, which the libc crate does not have for all targets.
 pub const POPULATE: c_int = 23;
 
-/// Random bits; falls back to the clock when the pool is not ready.
-pub fn random() -> u64 {
+/// Random bits that nobody can guess. None where the pool is not ready, or a filter refuses getrandom(2).
+pub fn secret() -> Option<u64> {
     let mut v = 0u64;
-    match call!(SYS_getrandom, &raw mut v, 8, 1) {
-        Ok(8) => v,
-        _ => crate::os::clock::tsc().wrapping_mul(0x9e37_79b9_7f4a_7c15),
-    }
+    (call!(SYS_getrandom, &raw mut v, 8, 1) == Ok(8)).then_some(v)
+}
+
+/// Bits that are hardly ever the same twice; of the clock where there are no others.
+pub fn random() -> u64 {
+    secret().unwrap_or_else(|| crate::os::clock::tsc().wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// eventfd2(2) at 0, which nobody waits for at a read or a write.

@@ -172,7 +172,7 @@ fn flow(name: (&'static str, String), burst: usize, tier: Tier, talk: Talk) -> C
 
 fn ipc() -> Case {
     let spec = spec(IPC_SIZE, IPC_SIZE, IPC_SIZE, Wait::Blocking, Vec::new());
-    let measures = [rate("messages", "k/s")];
+    let measures = [rate("messages", "k/s").in_words("100 bytes there and back")];
     let talk = Talk { spec, connections: 1, most: IPC_COUNT };
     let name = ("ipc", String::new());
     case(name, &measures, ("message", 1.0), Tier::Quick, talk, |m| vec![m.rate() / 1e3])

@@ -13,7 +13,7 @@ const NEEDS: &[Needs] = &[needs("iperf3", "iperf3")];
 
 /// One stream.
 pub fn cases() -> Vec<Case> {
-    let measures = vec![rate("bandwidth", "MB/s")];
+    let measures = vec![rate("bandwidth", "MB/s").in_words("iperf3, a stream of bytes")];
     vec![Case { per: "KB", ..case("iperf3", "", NO_UNIX, measures, NEEDS, run) }]
 }
 

@@ -32,8 +32,14 @@ fn one(connections: usize, threads: usize, close: bool) -> Case {
     };
     let is_quick = matches!((connections, threads, close), (10, 1, false) | (200, 1, true));
     let tier = if is_quick { Tier::Quick } else { Tier::Standard };
+    let requests = rate("requests", "k/s");
+    let requests = match (connections, threads, close) {
+        (200, 1, false) => requests.in_words("nginx, 200 connections"),
+        (10, 4, true) => requests.in_words("nginx, a new connection each time"),
+        _ => requests,
+    };
     let run = move |world: &mut World, seconds| run(world, seconds, connections, threads, close);
-    Case { tier, ..case("nginx", &variant, NO_UNIX, vec![rate("requests", "k/s")], NEEDS, run) }
+    Case { tier, ..case("nginx", &variant, NO_UNIX, vec![requests], NEEDS, run) }
 }
 
 fn configuration(world: &World) -> String {

@@ -18,13 +18,19 @@ const USER: &str = "postgres";
 
 /// With one client and with several.
 pub fn cases() -> Vec<Case> {
-    [("c1", "1", "1"), ("c8", "8", "2")]
+    let transactions = rate("transactions", "k/s");
+    let one = transactions.in_words("PostgreSQL, one connection");
+    let eight = transactions.in_words("PostgreSQL, 8 connections");
+    [("c1", "1", "1", one), ("c8", "8", "2", eight)]
         .into_iter()
-        .map(|(name, clients, threads)| {
+        .map(|(name, clients, threads, transactions)| {
             let run = move |world: &mut World, seconds| run(world, seconds, clients, threads);
-            let measures = vec![rate("transactions", "k/s")];
             let tier = if name == "c8" { Tier::Quick } else { Tier::Standard };
-            Case { tier, per: "transaction", ..case("pgbench", name, ALL, measures, NEEDS, run) }
+            Case {
+                tier,
+                per: "transaction",
+                ..case("pgbench", name, ALL, vec![transactions], NEEDS, run)
+            }
         })
         .collect()
 }

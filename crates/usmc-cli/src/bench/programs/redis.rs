@@ -18,15 +18,23 @@ const NEEDS: &[Needs] = &[
 
 /// The three.
 pub fn cases() -> Vec<Case> {
+    let get = rate("GET", "k/s");
     [
-        ("c200-d1024", &["-c", "200", "-d", "1024"][..], 100_000.0, Tier::Quick),
-        ("c1", &["-c", "1"], 30_000.0, Tier::Standard),
-        ("pipelined", &["-c", "50", "-P", "16"], 400_000.0, Tier::Standard),
+        (
+            "c200-d1024",
+            &["-c", "200", "-d", "1024"][..],
+            100_000.0,
+            Tier::Quick,
+            get.in_words("redis GET, 200 connections"),
+        ),
+        ("c1", &["-c", "1"], 30_000.0, Tier::Standard, get.in_words("redis GET, one connection")),
+        ("pipelined", &["-c", "50", "-P", "16"], 400_000.0, Tier::Standard, get),
     ]
     .into_iter()
-    .map(|(name, options, requests, tier)| {
+    .map(|(name, options, requests, tier, get)| {
         let count = move |_: &World, seconds: f64| Ok((requests * seconds.max(1.0)) as u64);
-        Case { tier, modes: ALL, ..one(name, options, Wanted::Some, count) }
+        let measures = vec![rate("SET", "k/s"), get];
+        Case { tier, modes: ALL, measures, ..one(name, options, Wanted::Some, count) }
     })
     .collect()
 }

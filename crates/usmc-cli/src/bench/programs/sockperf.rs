@@ -99,7 +99,13 @@ fn one(
 fn ping_pong(name: &str, cpus: &[usize], muxer: &'static str, wanted: Wanted) -> Case {
     let ends = Ends { cpus: cpus.to_vec(), muxer, wanted };
     let tier = if muxer.is_empty() { Tier::Quick } else { Tier::Standard };
-    one(name, tier, cost("one way, median", "µs"), ends, |world, seconds, ends| {
+    let way = cost("one way, median", "µs");
+    let way = match name {
+        "pp-14B/two-cores" => way.in_words("a 14-byte message, two cores"),
+        "pp-14B/one-core" => way.in_words("a 14-byte message, one core"),
+        _ => way,
+    };
+    one(name, tier, way, ends, |world, seconds, ends| {
         let length = whole(seconds).to_string();
         let load = ends.load(world, &["ping-pong", "-t", &length, "-m", "14", RATE])?;
         if !load.output.contains("# dropped messages = 0; # duplicated messages = 0") {

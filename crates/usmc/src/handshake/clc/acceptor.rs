@@ -230,7 +230,7 @@ fn leave(fd: i32, conn: &Conn, reason: Reason) {
 fn accept(conn: &Conn, proposal: Clc) -> Result<Machine, DeclineCode> {
     let device = id_of(conn).device;
     let choice = machines::choose(proposal, device)?;
-    let token = new_token(conn::index_of(conn));
+    let token = new_token(conn::index_of(conn)).ok_or(DeclineCode::INTERR)?;
     let side = machines::side(device, token).ok_or(DeclineCode::NOSMCDDEV)?;
     conn.clc.given.iter().for_each(|word| word.store(0, Relaxed));
     conn.clc.own.store(token, Relaxed);
@@ -285,5 +285,44 @@ pub fn attach(fd: i32, conn: &Conn) {
     }
     if conn.phase() != Phase::Early {
         super::enter(conn, Step::None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has getrandom(2) fail in this thread, as a service's filter of system calls may.
+    fn refuse_random_bits() {
+        let statement =
+            |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+        let mut program = [
+            // The number of the call.
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+            libc::sock_filter {
+                jf: 1,
+                ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_getrandom as u32)
+            },
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+            statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        // SAFETY: numbers, and a filter that lives as long as the call.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+        }
+    }
+
+    #[test]
+    fn there_is_no_token_that_could_be_guessed() {
+        let [one, other] = [new_token(3), new_token(3)];
+        assert!(one.is_some() && one != other);
+        let refused = std::thread::spawn(|| {
+            refuse_random_bits();
+            new_token(3)
+        });
+        assert_eq!(refused.join().expect("a thread"), None);
     }
 }

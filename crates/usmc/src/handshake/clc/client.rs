@@ -304,7 +304,9 @@ fn offer(fd: i32, conn: &Conn, accepted: AcceptedD) -> Result<(), Failed> {
         transition::release_slot(conn);
         Err(failed)
     };
-    let token = sys::random() | 1;
+    let Some(token) = sys::secret().map(|bits| bits | 1) else {
+        return undo(Failed::Decline(DeclineCode::INTERR));
+    };
     let Some(side) = machines::side(id.device, token) else {
         return undo(Failed::Decline(DeclineCode::NOSMCDDEV));
     };

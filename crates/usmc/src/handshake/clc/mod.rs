@@ -634,9 +634,10 @@ pub fn take_mail() {
 /// Bits of a token that name the record.
 const INDEX_BITS: u32 = conn::CONNS.trailing_zeros();
 
-/// A token for one connection of this process: random but for the record's index.
-fn new_token(index: u32) -> u64 {
-    sys::random() << INDEX_BITS | u64::from(index)
+/// A token for one connection of this process: random but for the record's index. None where it could be guessed: whoever guesses both
+/// of a connection's can hand it memory.
+fn new_token(index: u32) -> Option<u64> {
+    Some(sys::secret()? << INDEX_BITS | u64::from(index))
 }
 
 /// The connection whose token this is.
