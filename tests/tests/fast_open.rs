@@ -156,6 +156,39 @@ fn a_server_that_is_gone_refuses() {
     world.end();
 }
 
+/// The client's agent is gone when the connection is made, whose Proposal it has composed: the server's Accept is declined, and all bytes go by
+/// TCP.
+#[test]
+fn an_agent_that_is_gone_meanwhile() {
+    let mut world = World::new("Fast Open without its agent");
+    let (server, port) = world.serves();
+    let mut client = world.opens("blocking", port, 1);
+    client.close_stdin();
+    client.succeed();
+    let rule = "iifname v0 tcp flags & (syn | ack) == syn | ack drop";
+    let table =
+        format!("table ip f {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}");
+    world.hosts.tool(CLIENT, &["nft", &table]);
+    let mut client = world.tries("poll", port, 1);
+    world.fixture.wait_until("a SYN", || {
+        let mut command = world.hosts.plain(&world.fixture, CLIENT);
+        command.args(["ss", "-tnH", "state", "syn-sent"]);
+        !world.fixture.run(command).is_empty()
+    });
+    world.hosts.agents[CLIENT].kill();
+    world.hosts.tool(CLIENT, &["nft", "delete table ip f"]);
+    assert!(client.line().starts_with("took "));
+    assert_eq!(client.line(), "open 1");
+    assert_eq!(world.counts(), [1, 1]);
+    world.assert_share(port, (0, 2));
+    client.say("go");
+    assert_eq!(client.line(), "again 1");
+    finish(client, server);
+    world.hosts.agents[SERVER].signal(libc::SIGTERM);
+    world.hosts.agents[SERVER].succeed();
+    world.fixture.finish();
+}
+
 /// The server's library declines where its host has no agent, and all bytes go by TCP.
 #[test]
 fn a_server_without_an_agent_declines() {
