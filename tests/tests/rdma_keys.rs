@@ -1,5 +1,6 @@
 //! The agent's settings, each by what a program or a command sees of it: two hosts with the fake libibverbs.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -30,30 +31,40 @@ impl World {
 
     /// A program of each host, which are connected.
     fn pair(&self) -> Pair {
+        self.pair_of(1)
+    }
+
+    /// The same with so many connections, over each of which a byte has gone.
+    fn pair_of(&self, connections: usize) -> Pair {
         let port = self.fixture.port();
         let start = |host: usize, role: &str, address: &str| {
             let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
             command.arg(tests_dir().join("programs/python/room.py"));
-            command.args([role, address, &port.to_string()]);
+            command.args([role, address, &port.to_string(), &connections.to_string()]);
             self.fixture.spawn(command)
         };
         let mut server = start(SERVER, "server", "0.0.0.0");
         assert_eq!(server.line(), "listening");
         let mut client = start(CLIENT, "client", &self.hosts.address(SERVER));
         assert_eq!(client.line(), "connected");
-        let mut pair = Pair { ends: [client, server], port };
         // A server's end is handed over with its first call.
-        pair.move_byte(CLIENT);
-        pair
+        for end in [&mut client, &mut server] {
+            assert_eq!(end.line(), "moved");
+        }
+        Pair { ends: [client, server], port }
     }
 
     fn assert_smcr(&self, pair: &Pair) {
+        self.assert_all_smcr(pair, 2);
+    }
+
+    fn assert_all_smcr(&self, pair: &Pair, ends: usize) {
         let mut seen = Vec::new();
-        self.fixture.wait_until("both ends by RDMA", || {
+        self.fixture.wait_until("all ends by RDMA", || {
             seen = self.fixture.connections(pair.port);
-            share(&seen) == (2, 2)
+            share(&seen) == (ends, ends)
         });
-        println!("2 of 2 ends by RDMA");
+        println!("{ends} of {ends} ends by RDMA");
     }
 
     fn json(&self, host: usize, words: &[&str]) -> Value {
@@ -219,4 +230,63 @@ fn a_port_settles_first() {
     assert_eq!((share(&seen), seen.len()), ((0, 2), 2), "{seen:?}");
     println!("0 of 2 ends by RDMA, as it is to be");
     world.end(pair);
+}
+
+/// A link group that has as many connections as it may have is followed by another one; an idle link is tested.
+#[test]
+fn groups_are_as_large_as_they_may_be_and_idle_links_are_tested() {
+    if is_plain() {
+        return;
+    }
+    let options = &["--max-conns", "16", "--testlink-time", "1"][..];
+    let world = World::new("small groups", [options, options]);
+    let pair = world.pair_of(17);
+    world.assert_all_smcr(&pair, 34);
+    let groups = world.json(CLIENT, &["linkgroup", "--json"]);
+    let is_smcr = |group: &&Value| group["mode"] == "SMCR";
+    let groups = groups.as_array().expect("groups").iter().filter(is_smcr);
+    let mut conns: Vec<u64> = groups.filter_map(|group| group["conns"].as_u64()).collect();
+    conns.sort_unstable();
+    assert_eq!(conns, [1, 16]);
+    let came = || {
+        let stats = world.json(CLIENT, &["stats", "--json"]);
+        stats["agents"][0]["devices"][0]["messages"].as_u64().expect("a number")
+    };
+    // Programs say nothing: what comes is TEST_LINK, and the answers to it, of two links.
+    let before = came();
+    world.fixture.wait_until("tests of both links", || came() >= before + 4);
+    world.end(pair);
+}
+
+/// Each setting gets to the agent, from a file and as an option of `usmc agent`, which looks at none of them.
+#[test]
+fn settings_get_to_the_agent() {
+    let fixture = Fixture::new("settings");
+    let file = fixture.scratch().join("usmc.toml");
+    let refused = |args: &[&str]| {
+        let mut command = fixture.plain(usmc());
+        command.arg("agent").arg("--ism-dir").arg(fixture.ism_dir()).args(args);
+        let output = command.output().expect("usmc");
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for (key, value, said) in [
+        ("buffer_size", "1", "--ring-size takes a power of two from 16K to 4M, not 1"),
+        ("sndbuf", "1", "--sndbuf takes a power of two from 16K to 4M, not 1"),
+        ("rcvbuf", "1", "--rcvbuf takes a power of two from 16K to 4M, not 1"),
+        ("ctrl_buffer_count", "3", "--ctrl-buffer-count takes a number from 4 to 512, not 3"),
+        ("mtu", "1500", "--mtu takes 256, 512, 1024, 2048 or 4096, not 1500"),
+        ("port_add_delay", "-1", "--port-add-delay takes a number from 0 to 3600, not -1"),
+        ("max_conns", "15", "--max-conns takes a number from 16 to 255, not 15"),
+        ("max_links", "3", "--max-links takes a number from 1 to 2, not 3"),
+        ("testlink_time", "-1", "--testlink-time takes a number from 0 to"),
+    ] {
+        let option = format!("--{}={value}", key.replace('_', "-"));
+        let by_option = refused(&[&option]);
+        assert!(by_option.contains(said), "{option}: {by_option}");
+        fs::write(&file, format!("[agent]\n{key} = {value}\n")).expect("our own file");
+        let by_file = refused(&["--config", &file.to_string_lossy()]);
+        assert!(by_file.contains(said), "{key}: {by_file}");
+    }
+    fixture.finish();
 }

@@ -1,7 +1,9 @@
 """How many bytes go into a connection whose peer does not read.
 
-room.py server ADDRESS PORT   accepts one connection, and does with it what its standard input says
-room.py client ADDRESS PORT   the same with the connection that it makes
+room.py server ADDRESS PORT N   accepts N connections, and does with the first one what its standard input says
+room.py client ADDRESS PORT N   the same with connections that it makes
+
+A byte goes over each of them from the client to the server, and both say "moved".
 
 What is said, a line each, and answered by a line:
   fill       writes without blocking until there is no room after a fifth of a second: "filled N", N bytes since the last time
@@ -13,14 +15,20 @@ import select
 import socket
 import sys
 
-role, address, port = sys.argv[1:]
+role, address, port, count = sys.argv[1:]
 if role == "server":
-    listener = socket.create_server((address, int(port)))
+    listener = socket.create_server((address, int(port)), backlog=int(count))
     print("listening", flush=True)
-    sock = listener.accept()[0]
+    socks = [listener.accept()[0] for _ in range(int(count))]
+    for sock in socks:
+        assert sock.recv(1) == b"x"
 else:
-    sock = socket.create_connection((address, int(port)))
+    socks = [socket.create_connection((address, int(port))) for _ in range(int(count))]
     print("connected", flush=True)
+    for sock in socks:
+        sock.sendall(b"x")
+print("moved", flush=True)
+sock = socks[0]
 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -60,4 +68,5 @@ for line in sys.stdin:
         while left:
             left -= len(sock.recv(min(left, 1 << 16)))
         print("taken", flush=True)
-sock.close()
+for sock in socks:
+    sock.close()

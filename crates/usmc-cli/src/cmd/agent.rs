@@ -53,7 +53,7 @@ pub struct Args {
     /// Links of a link group at most: 1 or 2 [default: 1]
     #[arg(long, value_name = "COUNT")]
     max_links: Option<String>,
-    /// Connections of a link group at most, 1 to 255 [default: 255]
+    /// Connections of a link group at most, 16 to 255 [default: 255]
     #[arg(long, value_name = "COUNT")]
     max_conns: Option<String>,
     /// How long a link may be idle before it is tested, in seconds; 0 tests none [default: 30]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use smc_proto::handshake::MIN_CONNS;
 use smc_proto::ids::{Eid, MtuCode};
 use usmc_agent::adapter::{Queues, Settings};
 use usmc_agent::pnet::Pnet;
@@ -31,7 +32,7 @@ Usage: usmc-agent --socket PATH [OPTION]...
   --mtu BYTES           largest path MTU: 256, 512, 1024, 2048 or 4096 [the port's]
   --port-add-delay SECS before a port is used that has come up, to 3600 [0]
   --max-links N         links of a group, 1 or 2 [1]
-  --max-conns N         connections of a group, 1 to 255 [255]
+  --max-conns N         connections of a group, 16 to 255 [255]
   --testlink-time SECS  after which an idle link is tested, 0 never [30]
   --verbose             tell what happens
   --help
@@ -153,7 +154,10 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
                 options.port_delay = Duration::from_secs(number(&name, &text()?, 0, 3600)?);
             }
             "--max-links" => options.max_links = number(&name, &text()?, 1, 2)? as u8,
-            "--max-conns" => options.max_conns = number(&name, &text()?, 1, 255)? as u8,
+            "--max-conns" => {
+                // A peer declines fewer.
+                options.max_conns = number(&name, &text()?, MIN_CONNS.into(), 255)? as u8;
+            }
             "--testlink-time" => {
                 let seconds = number(&name, &text()?, 0, i32::MAX as u64)?;
                 // As the kernel has it, 0 is never: in 136 years.
@@ -259,6 +263,7 @@ mod tests {
             ("--socket x --mtu 0", "1024, 2048"),
             ("--socket x --port-add-delay 3601", "3600"),
             ("--socket x --max-conns 256", "255"),
+            ("--socket x --max-conns 15", "16 to 255"),
             ("--socket x --max-links 0", "1 to 2"),
             ("--socket x --ueid !", "EID"),
             ("--socket x --pnet eth0", "NET1=eth0"),
