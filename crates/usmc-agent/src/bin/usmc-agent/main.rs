@@ -127,7 +127,7 @@ fn adapters(options: &Options) -> Result<Adapters, Box<dyn Error>> {
     let mut adapters = Adapters::default();
     adapters.set_pnet(options.pnet.clone());
     for name in &names {
-        match Adapter::open_device(library, name, options.devices_get) {
+        match Adapter::open_device(library, name, options.settings) {
             Ok(Some(adapter)) => {
                 if options.is_verbose {
                     say(format_args!("{name}: {}", adapter.address()));

@@ -61,7 +61,7 @@ pub(crate) struct Options {
     sndbuf: Option<u32>,
     rcvbuf: Option<u32>,
     /// What devices are told.
-    pub(crate) devices_get: Settings,
+    pub(crate) settings: Settings,
     pub(crate) port_delay: Duration,
     pub(crate) max_links: u8,
     pub(crate) max_conns: u8,
@@ -91,7 +91,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
         shift: 18,
         sndbuf: None,
         rcvbuf: None,
-        devices_get: Settings::default(),
+        settings: Settings::default(),
         port_delay: Duration::ZERO,
         max_links: 1,
         max_conns: 255,
@@ -147,9 +147,9 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
             "--ctrl-buffer-count" => {
                 let (least, most) = (*Queues::LIMITS.start(), *Queues::LIMITS.end());
                 let count = number(&name, &text()?, least.into(), most.into())?;
-                options.devices_get.queues = Queues::new(count as u16).unwrap_or_default();
+                options.settings.queues = Queues::new(count as u16).unwrap_or_default();
             }
-            "--mtu" => options.devices_get.mtu = mtu(&text()?)?,
+            "--mtu" => options.settings.mtu = mtu(&text()?)?,
             "--port-add-delay" => {
                 options.port_delay = Duration::from_secs(number(&name, &text()?, 0, 3600)?);
             }
@@ -239,7 +239,7 @@ mod tests {
                     --port-add-delay 30 --testlink-time 0";
         let options = parsed(line).expect("options").expect("no help");
         assert_eq!(options.rings(), rings_word([20, 16]));
-        let Settings { queues, mtu } = options.devices_get;
+        let Settings { queues, mtu } = options.settings;
         assert_eq!((queues.sends(), queues.receives(), mtu.bytes()), (8, 24, Some(2048)));
         assert_eq!(options.port_delay, Duration::from_secs(30));
         assert!(options.test_interval > Duration::from_secs(1 << 31));
