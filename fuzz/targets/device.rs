@@ -445,7 +445,7 @@ impl Play<'_> {
 /// Every slot and ring is where the mapping is.
 fn touch(map: &Segment, len: usize) {
     let inside = map.base().addr()..map.base().addr() + len;
-    let full = 1 << map.ring_shift();
+    let full = 1 << map.shifts().0;
     for index in [0, map.slots() / 2, map.slots() - 1] {
         let slot = std::ptr::from_ref(map.slot(index).expect("a slot")).addr();
         assert!(inside.contains(&slot) && slot + size_of::<Slot>() <= inside.end);

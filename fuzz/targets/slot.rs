@@ -101,7 +101,7 @@ fuzz_target!(|bytes: &[u8]| {
         let meet = memory.rings[from].wrapping_add(before);
         // The other direction's is elsewhere.
         let far = memory.far[from].wrapping_sub(if from == CLIENT { 0 } else { FAR });
-        let places = ring::Memory { meet, shift: RING_SHIFT, far, far_shift: FAR_SHIFT };
+        let places = ring::Memory { meet, shifts: [RING_SHIFT; 2], far, far_shift: FAR_SHIFT };
         // SAFETY: RING bytes that stay mapped, the client's before this place, the acceptor's behind it, and the far part.
         unsafe { Ring::new(slot, from, places) }
     };

@@ -40,6 +40,20 @@ impl Hosts {
         Hosts { agents, fabric, net, dirs }
     }
 
+    /// As [`Hosts::new`], with options of their own.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn with(fixture: &Fixture, options: [&[&str]; 2]) -> Hosts {
+        let mut hosts = Hosts::new(fixture, &[]);
+        for (host, options) in options.into_iter().enumerate() {
+            hosts.agents[host].signal(libc::SIGTERM);
+            hosts.agents[host].succeed();
+            hosts.restart(fixture, host, options);
+        }
+        hosts
+    }
+
     /// Starts the agent of a host anew.
     pub fn restart(&mut self, fixture: &Fixture, host: usize, options: &[&str]) {
         let command = self.net.plain(fixture, host, ROOT);

@@ -9,17 +9,79 @@ use std::path::Path;
 
 use smc_proto::ids::{MacAddr, MtuCode, RoceGid};
 use smc_proto::link_group::Port;
+use usmc_rdma::{FOR_LLC, SENDS};
 use usmc_verbs::{Channel, Completion, Cq, Device, Error, GidEntry, GidType, Library, PortState};
 
 /// The only port that is used: RoCE devices have one.
 pub(crate) const PORT: u8 = 1;
-/// Completions that a queue has room for: those of some hundred links.
-pub(crate) const COMPLETIONS: u32 = 4096;
+/// Completions that a queue has room for, where links have as many messages as by default: those of some hundred links.
+const COMPLETIONS: u32 = 4096;
+/// Soft-RoCE has no larger queue.
+const MOST_COMPLETIONS: u32 = 32767;
 /// Completions that are taken at once.
 pub(crate) const BATCH: usize = 32;
 /// The queue's token in its events.
-const SENDS: u64 = 0;
-const RECEIVES: u64 = 1;
+const OF_SENDS: u64 = 0;
+const OF_RECEIVES: u64 = 1;
+
+/// What the queues of a link hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Queues {
+    sends: u16,
+}
+
+impl Queues {
+    /// Messages under way at least, of which two are LLC's, and at most: so many that a device's queue of completions has room for those of some
+    /// links. (The kernel lets 2 to 2048 be set, net.smc.smcr_max_send_wr.)
+    pub const LIMITS: std::ops::RangeInclusive<u16> = FOR_LLC as u16 + 2..=512;
+
+    /// Room for so many messages under way. `None`: outside [`Queues::LIMITS`].
+    pub fn new(sends: u16) -> Option<Queues> {
+        Some(Queues { sends }).filter(|queues| Queues::LIMITS.contains(&queues.sends))
+    }
+
+    /// Messages that a link has under way at most: SENDs, each with the WRITEs before it.
+    pub fn sends(self) -> usize {
+        self.sends.into()
+    }
+
+    /// Receives that a link has posted: three for each message that a peer has under way, as the kernel has (`smc_wr.h`).
+    pub fn receives(self) -> u32 {
+        3 * u32::from(self.sends)
+    }
+
+    fn completions(self) -> u32 {
+        let usual = Queues::default().receives();
+        (COMPLETIONS * self.receives().div_ceil(usual)).min(MOST_COMPLETIONS)
+    }
+}
+
+impl Default for Queues {
+    fn default() -> Queues {
+        Queues { sends: SENDS as u16 }
+    }
+}
+
+/// What an agent's devices are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// The queues of their links.
+    pub queues: Queues,
+    /// Their links' largest path MTU: a port's own, if that is less.
+    pub mtu: MtuCode,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { queues: Queues::default(), mtu: MTU_MOST }
+    }
+}
+
+/// 4096 bytes, as InfiniBand counts them.
+const MTU_MOST: MtuCode = match MtuCode::from_code(5) {
+    Some(code) => code,
+    None => unreachable!(),
+};
 
 /// What a device has done, since the agent began.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -54,8 +116,12 @@ pub struct Adapter {
     /// Whether the queue of sends and that of receives have an event with their next completion, or have had one that was not taken.
     armed: [Cell<bool>; 2],
     port: Port,
+    /// The queues of its links.
+    pub(crate) queues: Queues,
     /// It has failed: nothing is made or looked for there any more.
     pub(crate) is_dead: bool,
+    /// Its port has come up lately: no connection is to use it yet.
+    pub(crate) is_settling: bool,
 }
 
 impl Adapter {
@@ -73,7 +139,7 @@ impl Adapter {
                     && Ipv6Addr::from(entry.gid.0) == wanted
             };
             if let Some(gid) = device.gids()?.into_iter().find(is_it) {
-                return Adapter::new(device, gid).map(Some);
+                return Adapter::new(device, gid, Settings::default()).map(Some);
             }
         }
         Ok(None)
@@ -84,7 +150,11 @@ impl Adapter {
     ///
     /// # Errors
     /// What the library says of the device.
-    pub fn open_device(library: Library, name: &str) -> Result<Option<Adapter>, Error> {
+    pub fn open_device(
+        library: Library,
+        name: &str,
+        settings: Settings,
+    ) -> Result<Option<Adapter>, Error> {
         let device = library.device(name)?;
         let rank = |entry: &GidEntry| {
             let address = Ipv6Addr::from(entry.gid.0);
@@ -96,23 +166,25 @@ impl Adapter {
         };
         let is_fit = |entry: &GidEntry| entry.port == PORT && entry.kind == GidType::RoceV2;
         let gid = device.gids()?.into_iter().filter(is_fit).min_by_key(rank);
-        gid.map(|gid| Adapter::new(device, gid)).transpose()
+        gid.map(|gid| Adapter::new(device, gid, settings)).transpose()
     }
 
-    fn new(device: Device, gid: GidEntry) -> Result<Adapter, Error> {
+    fn new(device: Device, gid: GidEntry, settings: Settings) -> Result<Adapter, Error> {
         let channel = Channel::new(&device)?;
-        let sends = Cq::new(&device, COMPLETIONS, Some(&channel), SENDS)?;
-        let receives = Cq::new(&device, COMPLETIONS, Some(&channel), RECEIVES)?;
+        let Settings { queues, mtu } = settings;
+        let completions = queues.completions();
+        let sends = Cq::new(&device, completions, Some(&channel), OF_SENDS)?;
+        let receives = Cq::new(&device, completions, Some(&channel), OF_RECEIVES)?;
         let state = device.port(PORT)?;
         let port = Port {
             mac: mac_of(gid.ifindex),
             gid: RoceGid(gid.gid.0),
-            mtu: MtuCode::from_code(state.mtu as u8).unwrap_or_default(),
+            mtu: MtuCode::from_code(state.mtu as u8).unwrap_or_default().min(mtu),
             direct: true,
             ..Port::default()
         };
         let armed = [Cell::new(false), Cell::new(false)];
-        let (come, is_dead) = (VecDeque::with_capacity(BATCH), false);
+        let come = VecDeque::with_capacity(BATCH);
         let batch = Box::new([Completion::default(); BATCH]);
         let counts = Counts::default();
         Ok(Adapter {
@@ -126,7 +198,9 @@ impl Adapter {
             come,
             armed,
             port,
-            is_dead,
+            queues,
+            is_dead: false,
+            is_settling: false,
         })
     }
 
@@ -139,6 +213,11 @@ impl Adapter {
         let count = self.receives.poll(&mut self.batch[..]).unwrap_or(0).min(BATCH);
         self.come.extend(&self.batch[..count]);
         count
+    }
+
+    /// The queues of its links.
+    pub fn queues(&self) -> Queues {
+        self.queues
     }
 
     /// What it has done so far.
@@ -180,7 +259,7 @@ impl Adapter {
         while self.armed.iter().any(Cell::get)
             && let Some(token) = self.channel.next_event()?
         {
-            self.armed[usize::from(token == RECEIVES)].set(false);
+            self.armed[usize::from(token == OF_RECEIVES)].set(false);
         }
         Ok(())
     }

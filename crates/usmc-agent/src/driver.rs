@@ -101,6 +101,9 @@ pub struct Driver<B> {
     established: HashMap<ConnId, Handshake>,
     /// Those of them that a Decline may come to, in the order of their next looks.
     young: VecDeque<Look>,
+    /// How long a port settles, and when those have that are doing so.
+    port_delay: Duration,
+    settling: Vec<(DeviceId, Duration)>,
     begun: Instant,
     /// When the turn under way has begun, since then.
     turned: Duration,
@@ -127,6 +130,8 @@ impl<B: Buffers> Driver<B> {
             by_token: HashMap::new(),
             established: HashMap::new(),
             young: VecDeque::new(),
+            port_delay: Duration::ZERO,
+            settling: Vec::new(),
             begun: Instant::now(),
             turned: Duration::ZERO,
             woken: [true; 3],
@@ -260,6 +265,7 @@ impl<B: Buffers> Driver<B> {
         }
         any |= has_arrivals && self.look_at_handshakes();
         self.look_at_young();
+        self.look_at_settling();
         let now = self.turned;
         if self.engine.next_timeout().is_some_and(|due| due <= now) {
             self.engine.handle_timeout(&mut self.adapters, now);
@@ -352,7 +358,8 @@ impl<B: Buffers> Driver<B> {
     /// How long until the next turn, whatever happens; `None`: nothing is due.
     pub fn next_turn(&self) -> Option<Duration> {
         let look = self.young.front().map(|look| look.at);
-        let due = self.engine.next_timeout().into_iter().chain(look).min();
+        let settled = self.settling.iter().map(|(_, due)| *due);
+        let due = self.engine.next_timeout().into_iter().chain(look).chain(settled).min();
         let due = due.map(|due| due.saturating_sub(self.now()));
         let is_left = self.adapters.are_under_way() && !self.adapters.are_sends_awaited();
         due.into_iter().chain(is_left.then_some(HARVEST)).min()
@@ -364,6 +371,42 @@ impl<B: Buffers> Driver<B> {
         self.events.pop_front()
     }
 
+    /// Ports are used so long after they have come up, also those that are up when the agent begins: a switch may not forward before. No time by
+    /// default.
+    pub fn set_port_delay(&mut self, delay: Duration) {
+        self.port_delay = delay;
+        if delay > Duration::ZERO {
+            for device in self.adapters.ids() {
+                self.handle_port(device, false);
+                self.port_is_up(device);
+            }
+        }
+    }
+
+    /// It has come up, and is used once it has settled.
+    fn port_is_up(&mut self, device: DeviceId) {
+        self.settling.retain(|(other, _)| *other != device);
+        let is_settling = self.port_delay > Duration::ZERO;
+        if let Some(adapter) = self.adapters.all.get_mut(usize::from(device.0)) {
+            adapter.is_settling = is_settling;
+        }
+        match is_settling {
+            true => self.settling.push((device, self.now() + self.port_delay)),
+            false => self.handle_port(device, true),
+        }
+    }
+
+    fn look_at_settling(&mut self) {
+        let now = self.turned;
+        while let Some(at) = self.settling.iter().position(|(_, due)| *due <= now) {
+            let (device, _) = self.settling.swap_remove(at);
+            if let Some(adapter) = self.adapters.all.get_mut(usize::from(device.0)) {
+                adapter.is_settling = false;
+            }
+            self.handle_port(device, true);
+        }
+    }
+
     /// Ports, and failures that no completion tells.
     fn look_at_events(&mut self, device: usize) -> bool {
         let id = DeviceId(device as u8);
@@ -372,8 +415,11 @@ impl<B: Buffers> Driver<B> {
         while let Some(event) = self.next_event(device) {
             any = true;
             match event {
-                DeviceEvent::PortActive { .. } => self.handle_port(id, true),
-                DeviceEvent::PortError { .. } => self.handle_port(id, false),
+                DeviceEvent::PortActive { .. } => self.port_is_up(id),
+                DeviceEvent::PortError { .. } => {
+                    self.settling.retain(|(device, _)| *device != id);
+                    self.handle_port(id, false);
+                }
                 DeviceEvent::QpFatal { qp_num }
                 | DeviceEvent::QpRequestError { qp_num }
                 | DeviceEvent::QpAccessError { qp_num } => failures.push(qp_num),

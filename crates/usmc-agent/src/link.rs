@@ -3,23 +3,20 @@
 use rustc_hash::FxHashMap;
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Key, Port};
-use usmc_rdma::SENDS;
 use usmc_rdma::nic::{ArenaId, RmbId, Write};
 use usmc_verbs::{
     Access, Caps, Error, Gid, Init, Mr, Mtu, Operation, Path, Pd, Piece, Qp, Receive, Request, Rtr,
     Rts, Source,
 };
 
-use crate::adapter::{Adapter, PORT};
+use crate::adapter::{Adapter, PORT, Queues};
 
-/// Receives that are posted: three for each SEND that a peer has under way, as the kernel has (`smc_wr.h`).
-const RECEIVES: u32 = 3 * SENDS as u32;
 /// Bytes of a receive: the longest message, LLC's of version 2.
 const RECEIVE: usize = 8192;
-/// Places for messages that are too long to be copied with their request: for all that are under way, as a device may copy none.
-const LONG: usize = SENDS;
 /// Bytes of a message that is copied with its request, if the device can.
 const INLINE: u32 = 64;
+/// Completions of a link with so many messages under way are awaited, or with half of those that there may be.
+const MANY: usize = 8;
 /// Most requests of a chain.
 const CHAIN: usize = usmc_rdma::transfer::WRITES + 1;
 
@@ -41,7 +38,9 @@ pub(crate) struct Link {
     qp: Qp,
     local: Port,
     receives: Mr,
+    /// Places for messages that are too long to be copied with their request: for all that are under way, as a device may copy none.
     long: Mr,
+    queues: Queues,
     next_long: usize,
     rmbs: FxHashMap<RmbId, Mr>,
     /// Their local keys.
@@ -64,9 +63,11 @@ impl Link {
     /// A queue pair in the state INIT, with its receives posted. `number`: in each completion.
     pub(crate) fn new(adapter: &Adapter, number: u32, psn: U24) -> Result<Link, Error> {
         let domain = Pd::new(&adapter.device)?;
+        let queues = adapter.queues;
+        let (places, receives) = (queues.sends(), queues.receives());
         let caps = Caps {
-            send_requests: (SENDS * CHAIN) as u32,
-            receives: RECEIVES,
+            send_requests: (places * CHAIN) as u32,
+            receives,
             send_pieces: 2,
             receive_pieces: 1,
             inline_bytes: INLINE,
@@ -77,14 +78,15 @@ impl Link {
             pkey_index: 0,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         })?;
-        let receives = Mr::new(&domain, RECEIVES as usize * RECEIVE, Access::LOCAL_WRITE)?;
-        let long = Mr::new(&domain, LONG * RECEIVE, Access::LOCAL_READ)?;
+        let receives = Mr::new(&domain, receives as usize * RECEIVE, Access::LOCAL_WRITE)?;
+        let long = Mr::new(&domain, places * RECEIVE, Access::LOCAL_READ)?;
         let local = Port { qpn: U24::truncate(qp.number()), psn, ..adapter.port() };
         let link = Link {
             qp,
             local,
             receives,
             long,
+            queues,
             next_long: 0,
             rmbs: FxHashMap::default(),
             arenas: FxHashMap::default(),
@@ -96,7 +98,7 @@ impl Link {
             is_broken: false,
             is_flushed: false,
         };
-        for place in 0..RECEIVES {
+        for place in 0..queues.receives() {
             link.receive_again(number, place)?;
         }
         Ok(link)
@@ -104,6 +106,11 @@ impl Link {
 
     pub(crate) fn local(&self) -> Port {
         self.local
+    }
+
+    /// Whether so many messages are under way that the next one may have to wait for the first.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.under_way >= MANY.min(self.queues.sends() / 2)
     }
 
     /// Connects it to the peer's, and lets it send.
@@ -223,7 +230,7 @@ impl Link {
         }
         self.qp.post_send(chain.get(..=writes.len())?).ok()?;
         if message.len() > self.qp.caps().inline_bytes as usize {
-            self.next_long = (self.next_long + 1) % LONG;
+            self.next_long = (self.next_long + 1) % self.queues.sends();
         }
         self.under_way += 1;
         Some(())

@@ -11,7 +11,7 @@ use smc_proto::wire::cdc::{ProducerFlags, SmcrRepr, StateFlags};
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
 use usmc_verbs::{Completion, Error, Status};
 
-use crate::adapter::{Adapter, BATCH, COMPLETIONS, mapped};
+use crate::adapter::{Adapter, BATCH, mapped};
 use crate::link::{Link, Memory, Message, NO_MESSAGE};
 use crate::pnet::Pnet;
 use crate::sys;
@@ -31,9 +31,10 @@ pub struct Adapters {
     are_awaited: bool,
 }
 
-/// Chains of so many bytes are awaited: an application may wait for their room. So is each one of a link with so many under way.
+/// Chains of so many bytes are awaited: an application may wait for their room.
 const MUCH: usize = 1024;
-const MANY: usize = 8;
+/// Looks at a queue of completions until it is empty, at most: what comes meanwhile comes later.
+const LOOKS: usize = 1024;
 
 /// A device takes so long at most to flush the receives of a queue pair that is given up.
 const FLUSH: Duration = Duration::from_millis(20);
@@ -98,7 +99,7 @@ impl Adapters {
             self.all.iter().position(|adapter| {
                 let is_in =
                     network.is_none_or(|id| self.pnet.of_device(adapter.name()) == Some(id));
-                !adapter.is_dead && is_in && is_it(adapter)
+                !adapter.is_dead && !adapter.is_settling && is_in && is_it(adapter)
             })
         };
         let mut place = find(&|adapter| adapter.address() == wanted);
@@ -320,6 +321,10 @@ impl Nic for Adapters {
         self.noted(made)
     }
 
+    fn sends(&self, device: DeviceId) -> usize {
+        self.get(device).map(|adapter| adapter.queues.sends()).unwrap_or_default()
+    }
+
     fn connect(&mut self, qp: QpId, remote: &Port) -> Connect {
         match self.link(qp).map(|link| link.connect(remote)) {
             Some(Ok(())) => Connect::Done,
@@ -345,8 +350,7 @@ impl Nic for Adapters {
     fn taken(&mut self, qp: QpId) -> Vec<Vec<u8>> {
         let Some(device) = self.placed(qp).map(|placed| placed.device) else { return Vec::new() };
         let Some(adapter) = self.all.get_mut(usize::from(device.0)) else { return Vec::new() };
-        // As much as the queue holds: what comes meanwhile comes later.
-        for _ in 0..COMPLETIONS as usize / BATCH {
+        for _ in 0..LOOKS {
             if adapter.look_at_receives() < BATCH {
                 break;
             }
@@ -391,7 +395,7 @@ impl Nic for Adapters {
         let placed = self.placed(qp).ok_or(PostFailed)?;
         let (device, link) = (placed.device, &mut placed.link);
         link.post(qp.0, writes, message).ok_or(PostFailed)?;
-        let is_awaited = link.under_way >= MANY || is_awaited(writes, message);
+        let is_awaited = link.is_busy() || is_awaited(writes, message);
         self.under_way += 1;
         self.are_awaited |= is_awaited;
         if let Some(adapter) = self.all.get_mut(usize::from(device.0)) {

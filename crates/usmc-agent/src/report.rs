@@ -56,13 +56,17 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
             "group id={id:08x} role={role} type={kind} version={version} conns={conns} rmbs={rmbs} peer-rmbs={peer_rmbs} pnetid={network}"
         );
         for link in &group.links {
-            let device = link.device.and_then(|device| adapters.get(device)).map(Adapter::name);
+            let adapter = link.device.and_then(|device| adapters.get(device));
+            let device = adapter.map(Adapter::name);
+            let queues = adapter.map(Adapter::queues).unwrap_or_default();
+            let (sends, receives) = (queues.sends(), queues.receives());
             let state = if link.is_active { "LINK_ACTIVE" } else { "LINK_ACTIVATING" };
             let Link { id: link_id, local, remote, .. } = link;
             let conns = link.conns.len();
+            let mtu = local.mtu.min(remote.mtu).bytes().unwrap_or(0);
             let _ = writeln!(
                 text,
-                "link group={id:08x} id={link_id} device={} port=1 state={state} conns={conns} gid={} peer-gid={} qpn={} peer-qpn={}",
+                "link group={id:08x} id={link_id} device={} port=1 state={state} conns={conns} mtu={mtu} send-wr={sends} recv-wr={receives} gid={} peer-gid={} qpn={} peer-qpn={}",
                 device.unwrap_or("-"),
                 gid(local),
                 gid(remote),

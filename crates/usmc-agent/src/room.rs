@@ -51,12 +51,13 @@ pub(crate) struct Taken {
 }
 
 impl Room {
-    /// `slots` slots, at most [`SLOTS`], with rings of `1 << shift` bytes. What it needs of memory it takes as it is used.
+    /// `slots` slots, at most [`SLOTS`], with rings as [`usmc_shm::layout::rings_word`] has them. What it needs of memory it takes as it is
+    /// used.
     ///
     /// # Errors
     /// memfd_create(2), ftruncate(2), mmap(2); `EINVAL` outside the limits.
-    pub(crate) fn new(number: u32, slots: u32, shift: u32) -> io::Result<Room> {
-        let len = segment_len(slots, shift, 0).filter(|_| slots <= SLOTS).ok_or(Errno::INVAL)?;
+    pub(crate) fn new(number: u32, slots: u32, rings: u32) -> io::Result<Room> {
+        let len = segment_len(slots, rings, 0).filter(|_| slots <= SLOTS).ok_or(Errno::INVAL)?;
         // Never 0, and another one for each start: processes know segments by it.
         let id = u64::from_ne_bytes(sys::random()?) | 1;
         let memfd = memfd_create("usmc-agent", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -68,7 +69,7 @@ impl Room {
         let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &memfd, 0) }?;
         let base = base.cast::<u8>();
         // SAFETY: zeroed, page-aligned memory of a segment's bytes that is mapped until `close`, and of which nobody knows yet.
-        let segment = unsafe { Segment::create(base, slots, (shift, 0), id, OWNER) };
+        let segment = unsafe { Segment::create(base, slots, (rings, 0), id, OWNER) };
         let free = u64::MAX >> (SLOTS - slots);
         Ok(Room { number, id, segment, free, lingering: 0, memfd })
     }

@@ -51,8 +51,8 @@ struct Entry {
 
 /// All rooms.
 pub(crate) struct Rooms {
-    /// log2 of a ring's bytes.
-    shift: u32,
+    /// The rings of a slot, as [`usmc_shm::layout::rings_word`] has them.
+    rings: u32,
     next: u32,
     all: HashMap<RoomId, Entry>,
     /// Those of processes that are known: only they may have several connections in one.
@@ -62,9 +62,9 @@ pub(crate) struct Rooms {
 }
 
 impl Rooms {
-    /// None yet. `shift`: log2 of a ring's bytes.
-    pub(crate) fn new(shift: u32) -> Rooms {
-        Rooms { shift, next: 0, all: HashMap::new(), of: HashMap::new(), users: HashMap::new() }
+    /// None yet. `rings`: of a slot, as [`usmc_shm::layout::rings_word`] has them.
+    pub(crate) fn new(rings: u32) -> Rooms {
+        Rooms { rings, next: 0, all: HashMap::new(), of: HashMap::new(), users: HashMap::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -107,7 +107,7 @@ impl Rooms {
         }
         let id = RoomId(self.next);
         self.next = self.next.checked_add(1)?;
-        let room = Room::new(id.0, slots, self.shift).ok()?;
+        let room = Room::new(id.0, slots, self.rings).ok()?;
         room.register(adapters)?;
         let pid = i32::try_from(owner.pid).ok().and_then(Pid::from_raw);
         let process = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());

@@ -139,17 +139,18 @@ pub struct Service {
 }
 
 impl Service {
-    /// No application yet. `shift`: log2 of the bytes of each ring, 14 to 22.
+    /// No application yet. `rings`: log2 of the bytes of each ring, 14 to 22; or of the RMB and of the send buffer, as
+    /// [`usmc_shm::layout::rings_word`] has them.
     ///
     /// # Errors
     /// epoll_ctl(2).
-    pub fn new(driver: Driver<SlotBuffers>, rest: Rest, shift: u32) -> io::Result<Service> {
+    pub fn new(driver: Driver<SlotBuffers>, rest: Rest, rings: u32) -> io::Result<Service> {
         driver.wakes().try_for_each(|(wake, fd)| rest.watch(fd, number_of(wake)))?;
         let now = Instant::now();
         Ok(Service {
             driver,
             rest,
-            rooms: Rooms::new(shift),
+            rooms: Rooms::new(rings),
             cases: FxHashMap::default(),
             places: FxHashMap::default(),
             next: 0,

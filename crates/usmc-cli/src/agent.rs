@@ -119,6 +119,12 @@ pub struct Link {
     pub state: String,
     /// Connections that go by it.
     pub conns: usize,
+    /// Its path MTU, in bytes.
+    pub mtu: u32,
+    /// Messages that may be under way here.
+    pub send_wr: u32,
+    /// Receives that are posted here.
+    pub recv_wr: u32,
     /// The address of the device.
     pub gid: String,
     /// The address of the peer's.
@@ -254,6 +260,9 @@ fn add(report: &mut Report, text: &str) {
                     ibport: number("port"),
                     state: text("state"),
                     conns: count("conns"),
+                    mtu: number("mtu"),
+                    send_wr: number("send-wr"),
+                    recv_wr: number("recv-wr"),
                     gid: text("gid"),
                     peer_gid: text("peer-gid"),
                     qpn: number("qpn"),
@@ -300,7 +309,7 @@ mod tests {
              agent established=4 fallbacks=1\n\
              weather sunny=yes\n\
              group id=00000100 role=SERV type=SINGLE version=2 conns=3 rmbs=4 peer-rmbs=5 colour=red\n\
-             link group=00000100 id=1 device=rxe0 port=1 state=LINK_ACTIVE conns=3 gid=::1 peer-gid=::2 qpn=17 peer-qpn=18\n\
+             link group=00000100 id=1 device=rxe0 port=1 state=LINK_ACTIVE conns=3 mtu=512 send-wr=16 recv-wr=48 gid=::1 peer-gid=::2 qpn=17 peer-qpn=18\n\
              conn local=10.0.0.1:80 peer=10.0.0.2:4000 state=ACTIVE group=00000100 link=1\n\
              conn local=[::1]:80 peer=[::2]:4000 state=INIT\n\
              conn local=here peer=there state=INIT\n\
@@ -320,5 +329,6 @@ mod tests {
             report.conns.iter().map(|conn| (conn.peer.port(), conn.device.as_deref())).collect();
         assert_eq!(conns, [(4000, Some("rxe0")), (4000, None)]);
         assert_eq!((&*link.state, link.conns, link.qpn, link.peer_qpn), ("LINK_ACTIVE", 3, 17, 18));
+        assert_eq!((link.mtu, link.send_wr, link.recv_wr), (512, 16, 48));
     }
 }

@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::config::profiles::Profile;
 use crate::library;
 use crate::steps::Steps;
 use image::Fit;
@@ -35,11 +36,16 @@ const SERVICE: &str = "com.docker.compose.service";
 /// The files that it was started with.
 const FILES: &str = "com.docker.compose.project.config_files";
 
-/// Writes the override for these services, or for all of the project.
+/// Writes the override for these services, or for all of the project. `profile`: what is said where a service says nothing.
 ///
 /// # Errors
 /// The project cannot be read, or no service of it fits; says what to do.
-pub fn enable(at: &Path, services: &[String], is_dry: bool) -> Result<()> {
+pub fn enable(
+    at: &Path,
+    services: &[String],
+    profile: Option<&Profile>,
+    is_dry: bool,
+) -> Result<()> {
     let project = Project::find(at)?;
     let library = library::find()?.path;
     let mut chosen = Vec::new();
@@ -60,7 +66,7 @@ pub fn enable(at: &Path, services: &[String], is_dry: bool) -> Result<()> {
     ensure!(!chosen.is_empty(), "no service of {} can be served", project.files[0].display());
     let path = project.dir().join(FILE);
     own(&path)?;
-    Steps { is_dry }.write(&path, &text(&chosen, &library))?;
+    Steps { is_dry }.write(&path, &text(&chosen, &library, profile))?;
     println!("it takes effect with: {}", up(&project, &path));
     Ok(())
 }
@@ -93,23 +99,29 @@ fn own(path: &Path) -> Result<()> {
 }
 
 /// The override. Strings are JSON's, which are YAML's.
-fn text(services: &[&Service], library: &Path) -> String {
+fn text(services: &[&Service], library: &Path, profile: Option<&Profile>) -> String {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     // To compose, `$` begins a variable.
     let literal = |text: &str| quoted(&text.replace('$', "$$"));
+    let variables = profile.map(Profile::variables).unwrap_or_default();
     let mut text = format!("{MARK}\nservices:\n");
     for service in services {
         let own = service.preload.as_deref().and_then(|list| library::strip(list.as_ref()));
         let preload = library::prepend(Path::new(LIBRARY), own.as_deref());
+        // An override's word counts more than the service's, and a profile's less.
+        let is_said = |name: &str| name == "USMC_ISM_DIR" || service.sets(name);
+        let unsaid = variables.iter().filter(|(name, _)| !is_said(name));
+        let unsaid = unsaid.map(|(name, text)| format!("      {name}: {}\n", literal(text)));
         let _ = writeln!(
             text,
-            "  {}:\n    environment:\n      LD_PRELOAD: {}\n      USMC_ISM_DIR: {}\n    group_add: [\"{GROUP}\"]\n    \
+            "  {}:\n    environment:\n      LD_PRELOAD: {}\n      USMC_ISM_DIR: {}\n{}    group_add: [\"{GROUP}\"]\n    \
              labels: {{{LABEL}: \"true\"}}\n    volumes:\n    \
              - {{type: bind, source: {}, target: {}, read_only: true}}\n    \
              - {{type: volume, source: usmc-ism, target: {}}}",
             quoted(&service.name),
             literal(&preload.to_string_lossy()),
             quoted(ISM_DIR),
+            unsaid.collect::<String>(),
             literal(&library.to_string_lossy()),
             quoted(LIBRARY),
             quoted(ISM_DIR),
@@ -223,6 +235,7 @@ fn docker(args: &[&str]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::profiles;
 
     #[test]
     fn the_override_says_what_a_service_gets() {
@@ -232,7 +245,8 @@ mod tests {
             preload: Some("/lib/libjemalloc.so.2".to_owned()),
             ..Service::default()
         };
-        let text = text(&[&plain, &preloading], Path::new("/usr/lib/us$mc/libusmc_preload.so"));
+        let library = Path::new("/usr/lib/us$mc/libusmc_preload.so");
+        let text = text(&[&plain, &preloading], library, None);
         let read = project::services(&text).expect("YAML");
         assert_eq!(read.len(), 2);
         assert_eq!(read[0].preload.as_deref(), Some("/usmc/libusmc_preload.so"));
@@ -243,9 +257,25 @@ mod tests {
         );
         assert!(text.contains("source: \"/usr/lib/us$$mc/libusmc_preload.so\""), "{text}");
         // Written for it, it is the same again.
-        let again =
-            super::text(&[&read[0], &read[1]], Path::new("/usr/lib/us$mc/libusmc_preload.so"));
+        let again = super::text(&[&read[0], &read[1]], library, None);
         assert_eq!(again, text);
+    }
+
+    #[test]
+    fn a_profile_says_what_a_service_does_not() {
+        let keys = [("busy_poll_us", "5"), ("ring_size", "65536"), ("ism_dir", "/a")];
+        let profile = profiles::tests::made("mine", &keys);
+        let plain = Service { name: "api".to_owned(), ..Service::default() };
+        let own = Service { variables: vec!["USMC_RING_SIZE".to_owned()], ..plain.clone() };
+        let text = |service: &Service| super::text(&[service], Path::new("/l"), Some(&profile));
+        let said = |service: &Service| {
+            let read = project::services(&text(service)).expect("YAML");
+            read.into_iter().flat_map(|service| service.variables).collect::<Vec<_>>()
+        };
+        let ours = ["USMC_ISM_DIR", "USMC_PROFILE", "USMC_BUSY_POLL_US"];
+        assert_eq!(said(&own), ours);
+        assert_eq!(said(&plain), [&ours[..], &["USMC_RING_SIZE"]].concat());
+        assert!(text(&plain).contains("USMC_PROFILE: \"mine\"\n"), "{}", text(&plain));
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod agent;
 pub mod edit;
 pub mod file;
 mod near;
+pub mod profiles;
 pub mod sources;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -48,10 +49,12 @@ pub enum Kind {
     Peers,
     /// auto, none, or paths of regions.
     Regions,
+    /// The name of a profile.
+    Profile,
 }
 
 /// One key of the configuration.
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Key {
     /// Its name in TOML.
     pub name: &'static str,
@@ -68,7 +71,8 @@ const fn key(name: &'static str, env: &'static str, option: &'static str, kind: 
 }
 
 /// Every key, in the order in which `usmc check` prints them.
-pub static KEYS: [Key; 21] = [
+pub static KEYS: [Key; 22] = [
+    key("profile", "USMC_PROFILE", "--profile", Kind::Profile),
     key("off", "USMC_OFF", "--off", Kind::Switch),
     key("ism_dir", "USMC_ISM_DIR", "--ism-dir", Kind::Dir),
     key("regions", "USMC_REGIONS", "--regions", Kind::Regions),
@@ -140,6 +144,7 @@ impl Kind {
             Kind::OnOff => on_or_off(text),
             Kind::Peers => list(text, peer),
             Kind::Regions => regions(text),
+            Kind::Profile => profiles::name(text),
         }
     }
 }

@@ -72,7 +72,8 @@ impl SlotBuffers {
     /// There is no such slot.
     pub fn new(segment: Segment, index: u32, end: usize) -> Result<SlotBuffers, Broken> {
         let ring = segment.ring(index, end)?;
-        ring.dir().producer.window.store(window_word(0, segment.ring_shift()), Relaxed);
+        let shift = segment.ring_shifts()[end & 1];
+        ring.dir().producer.window.store(window_word(0, shift), Relaxed);
         Ok(SlotBuffers { segment, index, end, behind: Cell::new(None) })
     }
 
@@ -82,7 +83,7 @@ impl SlotBuffers {
     /// There is no such slot.
     pub fn rmb(&self) -> Result<(u64, BufferSize), Broken> {
         let memory = self.segment.memory(self.index)?;
-        let bytes = 1_u32 << memory.shift;
+        let bytes = 1_u32 << memory.shifts[self.end & 1];
         let below = if self.end == CLIENT { u64::from(bytes) } else { 0 };
         Ok((memory.meet.addr() as u64 - below, BufferSize::at_least(bytes)))
     }

@@ -278,7 +278,7 @@ impl<N: Nic> Fabric for Verbs<'_, N> {
         let (shared, free): (Vec<DeviceId>, Vec<_>) = near.partition(|device| is_used(device));
         for device in free.into_iter().chain(shared) {
             if let Some((qp, local)) = self.nic.create(device) {
-                *self.links.get_mut(index.number())? = Some(Link::new(qp, device, local));
+                *self.links.get_mut(index.number())? = Some(Link::new(qp, device, local, self.nic));
                 return Some(local);
             }
         }

@@ -29,4 +29,4 @@ pub use connection::{Came, ConnId, Memory};
 pub use engine::{Config, Engine, RefusedWish, Wish};
 pub use event::Event;
 pub use groups::{GroupIndex, RMBS};
-pub use link::SENDS;
+pub use link::{FOR_LLC, SENDS};

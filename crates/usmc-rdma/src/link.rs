@@ -8,10 +8,11 @@ use smc_proto::wire::cdc::SmcrRepr;
 use crate::ConnId;
 use crate::nic::{DeviceId, Nic, PostFailed, QpId, Write};
 
-/// SENDs that a link has under way at most: as many as the kernel posts receives for connections (`smc_wr.h`: SMC_WR_BUF_CNT).
+/// SENDs that a link has under way at most, unless the [`Nic`] says otherwise: as many as the kernel posts receives for connections
+/// (`smc_wr.h`: SMC_WR_BUF_CNT).
 pub const SENDS: usize = 16;
-/// So many of them are left to LLC, which has deadlines.
-const FOR_LLC: usize = 2;
+/// So many of them are left to LLC, which has deadlines. There are always more.
+pub const FOR_LLC: usize = 2;
 
 /// A SEND that is under way.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ pub(crate) struct Link {
     pub(crate) local: Port,
     /// In the order in which they complete.
     sends: VecDeque<Sent>,
+    /// As many as there may be.
+    most: usize,
     /// Connections that wait for room.
     waiting: VecDeque<ConnId>,
     /// The port is down: whatever is posted now would kill the queue pair.
@@ -38,19 +41,20 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(qp: QpId, device: DeviceId, local: Port) -> Link {
-        let (sends, waiting) = (VecDeque::with_capacity(SENDS), VecDeque::new());
-        Link { qp, device, local, sends, waiting, is_held: false, is_broken: false }
+    pub(crate) fn new(qp: QpId, device: DeviceId, local: Port, nic: &impl Nic) -> Link {
+        let most = nic.sends(device).max(FOR_LLC + 1);
+        let (sends, waiting) = (VecDeque::with_capacity(most), VecDeque::new());
+        Link { qp, device, local, sends, most, waiting, is_held: false, is_broken: false }
     }
 
     /// Whether a connection may send.
     pub(crate) fn has_room(&self) -> bool {
-        !self.is_held && !self.is_broken && self.sends.len() < SENDS - FOR_LLC
+        !self.is_held && !self.is_broken && self.sends.len() < self.most - FOR_LLC
     }
 
     /// Whether LLC may.
     pub(crate) fn has_room_for_llc(&self) -> bool {
-        self.is_broken || (!self.is_held && self.sends.len() < SENDS)
+        self.is_broken || (!self.is_held && self.sends.len() < self.most)
     }
 
     pub(crate) fn post(

@@ -2,6 +2,8 @@
 
 use smc_proto::link_group::{Connect, Key, Port};
 
+use crate::link::SENDS;
+
 /// An RDMA device's port, by a number of the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DeviceId(pub u8);
@@ -64,6 +66,12 @@ pub trait Nic {
 
     /// Creates a reliable queue pair at this device in the state INIT, with receives posted for the peer's messages, and names its end.
     fn create(&mut self, device: DeviceId) -> Option<(QpId, Port)>;
+
+    /// How many SENDs may be under way on a queue pair of this device, [`SENDS`] by default.
+    fn sends(&self, device: DeviceId) -> usize {
+        let _ = device;
+        SENDS
+    }
 
     /// Connects it: it can receive, and then send. That of a group's first link may not be [`Connect::Pending`].
     fn connect(&mut self, qp: QpId, remote: &Port) -> Connect;

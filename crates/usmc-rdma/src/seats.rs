@@ -153,7 +153,7 @@ impl<B: Buffers> Engine<B> {
             nic.destroy(qp);
             return None;
         };
-        let mut state = Group::new(id, Link::new(qp, device, local));
+        let mut state = Group::new(id, Link::new(qp, device, local, nic));
         state.take(rmb);
         state.conns.push(conn);
         *self.groups.get_mut(at)? = Some(Box::new(state));

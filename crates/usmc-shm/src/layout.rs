@@ -4,6 +4,7 @@
 //! 0          SegmentHeader (one page)
 //! 4096       Slot × slots                     cursors, flags, arm words
 //! data       (ring × 2) × slots               slot 0: client→acceptor, acceptor→client; slot 1: …
+//!                                             the two may have different sizes
 //! far        (far part × 2) × slots           the same order
 //! ```
 //!
@@ -50,7 +51,7 @@ pub struct SegmentHeader {
     pub version: AtomicU32,
     /// Number of slots.
     pub slots: AtomicU32,
-    /// log2 of the bytes of one ring.
+    /// log2 of the bytes of a ring, or both where the two of a slot differ ([`rings_word`]).
     pub ring_shift: AtomicU32,
     /// 1 once the client allocates no more slots here.
     pub retired: AtomicU32,
@@ -379,28 +380,42 @@ const _: () = {
     assert!(offset_of!(Slot, end) == 128 && offset_of!(Slot, dir) == 384);
 };
 
-/// Bytes of a segment with `slots` slots and rings of `1 << ring_shift` bytes, without their far parts; `None` outside the
-/// limits.
-pub const fn near_len(slots: u32, ring_shift: u32) -> Option<usize> {
-    if slots == 0
-        || slots > SLOTS_MAX
-        || ring_shift < WINDOW_SHIFT_MIN
-        || ring_shift > WINDOW_SHIFT_MAX
-    {
+/// [`SegmentHeader::ring_shift`] of rings of these sizes, each as the log2 of its bytes: the client's and the acceptor's.
+pub const fn rings_word(shifts: [u32; 2]) -> u32 {
+    let [client, acceptor] = shifts;
+    if client == acceptor { client } else { client | acceptor << 8 }
+}
+
+/// The sizes that such a word speaks of. Whatever a stranger has written there: to be checked.
+pub const fn ring_shifts(word: u32) -> [u32; 2] {
+    let (client, acceptor) = (word & 0xff, word >> 8);
+    if acceptor == 0 { [word; 2] } else { [client, acceptor] }
+}
+
+const fn is_ring(shift: u32) -> bool {
+    shift >= WINDOW_SHIFT_MIN && shift <= WINDOW_SHIFT_MAX
+}
+
+/// Bytes of a segment with `slots` slots and rings as [`rings_word`] says, without their far parts; `None` outside the limits.
+pub const fn near_len(slots: u32, rings: u32) -> Option<usize> {
+    let [client, acceptor] = ring_shifts(rings);
+    if slots == 0 || slots > SLOTS_MAX || !is_ring(client) || !is_ring(acceptor) {
         return None;
     }
+    let pair = (1_u64 << client) + (1_u64 << acceptor);
     // In 64 bits: on a 32-bit machine a stranger's header may ask for more than there are addresses.
-    let len = data_offset(slots) as u64 + ((slots as u64) << (ring_shift + 1)) + SHARED as u64;
+    let len = data_offset(slots) as u64 + slots as u64 * pair + SHARED as u64;
     if len > isize::MAX as u64 { None } else { Some(len as usize) }
 }
 
 /// Bytes of a segment with far parts of `1 << far_shift` bytes, more than a ring's; 0 = it has none.
-pub const fn segment_len(slots: u32, ring_shift: u32, far_shift: u32) -> Option<usize> {
-    let Some(near) = near_len(slots, ring_shift) else { return None };
+pub const fn segment_len(slots: u32, rings: u32, far_shift: u32) -> Option<usize> {
+    let Some(near) = near_len(slots, rings) else { return None };
     if far_shift == 0 {
         return Some(near);
     }
-    if far_shift <= ring_shift || far_shift > WINDOW_SHIFT_MAX {
+    let [client, acceptor] = ring_shifts(rings);
+    if far_shift <= client || far_shift <= acceptor || far_shift > WINDOW_SHIFT_MAX {
         return None;
     }
     let len = far_offset(near) as u64 + ((slots as u64) << (far_shift + 1));

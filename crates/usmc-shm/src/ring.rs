@@ -65,11 +65,11 @@ pub fn least_limit(window: usize) -> usize {
 pub struct Memory {
     /// Where they meet.
     pub meet: *mut Byte,
-    /// log2 of a ring's bytes.
-    pub shift: u32,
+    /// log2 of the bytes of the client's ring and of the acceptor's.
+    pub shifts: [u32; 2],
     /// The far part of the client's ring, and behind it the acceptor's; null where they are out of reach.
     pub far: *mut Byte,
-    /// log2 of the bytes of each; more than `shift`, if they are in reach.
+    /// log2 of the bytes of each; more than those of the rings, if they are in reach.
     pub far_shift: u32,
 }
 
@@ -78,6 +78,8 @@ pub struct Memory {
 pub struct Ring<'a> {
     dir: &'a Direction,
     memory: Memory,
+    /// log2 of its bytes.
+    shift: u32,
     /// All bits where this is the ring below the place where they meet, none where it is above.
     below: usize,
     /// How many bytes may be unread: the sender's own limit.
@@ -182,7 +184,7 @@ pub struct Data {
 }
 
 impl<'a> Ring<'a> {
-    /// The ring of `slot` that end `sender` writes: `1 << shift` bytes, the client's before `meet`, the acceptor's from there
+    /// The ring of `slot` that end `sender` writes: its bytes, the client's before `meet`, the acceptor's from there
     /// on, and the far parts.
     ///
     /// # Safety
@@ -190,7 +192,8 @@ impl<'a> Ring<'a> {
     #[inline(always)]
     pub unsafe fn new(slot: &'a Slot, sender: usize, memory: Memory) -> Ring<'a> {
         let below = if sender == CLIENT { usize::MAX } else { 0 };
-        Ring { dir: &slot.dir[sender & 1], memory, below, most: usize::MAX }
+        let shift = memory.shifts[sender & 1];
+        Ring { dir: &slot.dir[sender & 1], memory, shift, below, most: usize::MAX }
     }
 
     /// The same for a sender that leaves at most so many bytes unread: a multiple of [`SHARED`], and at least the smallest
@@ -209,7 +212,7 @@ impl<'a> Ring<'a> {
     /// Bytes of the ring without its far part.
     #[inline(always)]
     fn near(&self) -> usize {
-        1 << self.memory.shift
+        1 << self.shift
     }
 
     /// How many bytes of a window may be unread. Not less than the consumer passes marks in, where the window was made for
@@ -228,7 +231,7 @@ impl<'a> Ring<'a> {
     /// log2 of the largest window.
     #[inline(always)]
     fn largest_shift(&self) -> u32 {
-        if self.memory.far.is_null() { self.memory.shift } else { self.memory.far_shift }
+        if self.memory.far.is_null() { self.shift } else { self.memory.far_shift }
     }
 
     #[inline(always)]

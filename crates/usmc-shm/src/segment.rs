@@ -6,7 +6,7 @@ use crate::Broken;
 use crate::handshake::{self, Use};
 use crate::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, End, SEGMENT_MAGIC, SEGMENT_VERSION, SLOTS_OFFSET, SegmentHeader,
-    Slot, data_offset, far_offset, near_len, segment_len,
+    Slot, data_offset, far_offset, near_len, ring_shifts, segment_len,
 };
 use crate::ring::{Memory, Ring};
 use crate::sync::Ordering::Relaxed;
@@ -16,7 +16,8 @@ use crate::sync::Ordering::Relaxed;
 pub struct Segment {
     base: *mut u8,
     slots: u32,
-    ring_shift: u32,
+    /// As [`crate::layout::rings_word`] has them.
+    rings: u32,
     /// 0 where the far parts are not mapped.
     far_shift: u32,
 }
@@ -27,23 +28,23 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Wraps a fresh mapping and writes its header.
+    /// Wraps a fresh mapping and writes its header. `rings`: [`crate::layout::rings_word`].
     ///
     /// # Safety
-    /// `base` is a zeroed, page-aligned, writable mapping of `segment_len(slots, ring_shift, far_shift)` bytes that
+    /// `base` is a zeroed, page-aligned, writable mapping of `segment_len(slots, rings, far_shift)` bytes that
     /// outlives every use of the result, and nobody else has it yet.
     pub unsafe fn create(
         base: *mut u8,
         slots: u32,
-        (ring_shift, far_shift): (u32, u32),
+        (rings, far_shift): (u32, u32),
         id: u64,
         owner: u64,
     ) -> Segment {
-        let seg = Segment { base, slots, ring_shift, far_shift };
+        let seg = Segment { base, slots, rings, far_shift };
         let header = seg.header();
         header.version.store(SEGMENT_VERSION, Relaxed);
         header.slots.store(slots, Relaxed);
-        header.ring_shift.store(ring_shift, Relaxed);
+        header.ring_shift.store(rings, Relaxed);
         header.far_shift.store(far_shift, Relaxed);
         header.id.store(id, Relaxed);
         header.owner.store(owner, Relaxed);
@@ -70,18 +71,18 @@ impl Segment {
         {
             return Err(Broken);
         }
-        let (slots, ring_shift) = (header.slots.load(Relaxed), header.ring_shift.load(Relaxed));
+        let (slots, rings) = (header.slots.load(Relaxed), header.ring_shift.load(Relaxed));
         let far_shift = header.far_shift.load(Relaxed);
-        if segment_len(slots, ring_shift, far_shift) != Some(file) {
+        if segment_len(slots, rings, far_shift) != Some(file) {
             return Err(Broken);
         }
         if len == file {
-            return Ok(Segment { base, slots, ring_shift, far_shift });
+            return Ok(Segment { base, slots, rings, far_shift });
         }
-        if near_len(slots, ring_shift) != Some(len) {
+        if near_len(slots, rings) != Some(len) {
             return Err(Broken);
         }
-        Ok(Segment { base, slots, ring_shift, far_shift: 0 })
+        Ok(Segment { base, slots, rings, far_shift: 0 })
     }
 
     /// Start of the mapping.
@@ -91,7 +92,7 @@ impl Segment {
 
     /// Bytes of the mapping.
     pub fn len(&self) -> usize {
-        segment_len(self.slots, self.ring_shift, self.far_shift).unwrap_or(0)
+        segment_len(self.slots, self.rings, self.far_shift).unwrap_or(0)
     }
 
     /// A segment is never empty.
@@ -104,14 +105,15 @@ impl Segment {
         self.slots
     }
 
-    /// log2 of the bytes of one ring.
-    pub fn ring_shift(&self) -> u32 {
-        self.ring_shift
+    /// log2 of the bytes of the ring that an end writes, the client's first.
+    pub fn ring_shifts(&self) -> [u32; 2] {
+        ring_shifts(self.rings)
     }
 
-    /// Both, as they are given to [`Segment::create`].
+    /// log2 of the bytes of the larger ring, and of a far part; 0 = none is mapped.
     pub fn shifts(&self) -> (u32, u32) {
-        (self.ring_shift, self.far_shift)
+        let [client, acceptor] = self.ring_shifts();
+        (client.max(acceptor), self.far_shift)
     }
 
     /// log2 of the bytes of one ring's far part; 0 = none is mapped.
@@ -148,18 +150,19 @@ impl Segment {
             return Err(Broken);
         }
         let index = index as usize;
-        let (shift, far_shift) = (self.ring_shift, self.far_shift);
-        let before = (index * 2 + 1) << shift;
-        // SAFETY: index < slots, so 1 << ring_shift bytes on both sides lie within `len` (near_len).
+        let (shifts, far_shift) = (self.ring_shifts(), self.far_shift);
+        let [client, acceptor] = shifts.map(|shift| 1 << shift);
+        let before = index * (client + acceptor) + client;
+        // SAFETY: index < slots, so the rings' bytes on both sides lie within `len` (near_len).
         let meet = unsafe { self.base.add(data_offset(self.slots) + before) };
-        let far = match near_len(self.slots, shift) {
+        let far = match near_len(self.slots, self.rings) {
             Some(near) if far_shift > 0 => {
                 // SAFETY: likewise, 2 << far_shift bytes from there on lie within `len` (segment_len).
                 unsafe { self.base.add(far_offset(near) + (index << (far_shift + 1))) }
             }
             _ => ptr::null_mut(),
         };
-        Ok(Memory { meet: meet.cast(), shift, far: far.cast(), far_shift })
+        Ok(Memory { meet: meet.cast(), shifts, far: far.cast(), far_shift })
     }
 
     /// The ring of slot `index` that end `sender` writes.

@@ -321,7 +321,7 @@ fn attacked(direction: usize) -> (i32, &'static Slot, Ring<'static>, [usize; 2])
     // There is no other direction's.
     let first = far.wrapping_sub(if direction == CLIENT { 0 } else { FAR_BYTES });
     let meet = data.wrapping_add(before);
-    let memory = Memory { meet, shift: RING_SHIFT, far: first, far_shift: FAR_SHIFT };
+    let memory = Memory { meet, shifts: [RING_SHIFT; 2], far: first, far_shift: FAR_SHIFT };
     // SAFETY: RING_BYTES bytes that stay mapped, on the side of their end where this direction's ring lies, and its far part.
     let ring = unsafe { Ring::new(slot, direction, memory) };
     ring.reset();

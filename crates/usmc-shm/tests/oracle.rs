@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use bolero::{TypeGenerator, check};
 use usmc_shm::layout::{
     ACCEPTOR, ARM_TCP, CLIENT, Direction, PAGE, SHARED, SLOTS_OFFSET, Slot, WINDOW_SHIFT_MAX,
-    WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, far_offset, near_len, segment_len,
+    WINDOW_SHIFT_MIN, WINDOW_SPLIT, data_offset, far_offset, near_len, ring_shifts, rings_word,
+    segment_len, window_word,
 };
 use usmc_shm::ring::{Grant, Memory, ROOM_SHIFT, Ring, least_limit, mark};
 use usmc_shm::segment::Segment;
@@ -137,7 +138,8 @@ impl Pair {
                 0 => std::ptr::null_mut(),
                 _ => self.far.as_mut_ptr().add(MARGIN),
             };
-            let memory = Memory { meet, shift: self.ring_shift, far, far_shift: self.far_shift };
+            let memory =
+                Memory { meet, shifts: [self.ring_shift; 2], far, far_shift: self.far_shift };
             Ring::new(&self.slot, self.sender, memory).limited(self.most)
         }
     }
@@ -492,6 +494,54 @@ fn slots_and_rings_lie_apart_and_inside_the_segment() {
     });
 }
 
+/// The two rings of a slot may have different sizes: each byte of each ring is its own.
+#[test]
+fn rings_of_two_sizes_lie_apart() {
+    const LEAST: u32 = WINDOW_SHIFT_MIN;
+    for shifts in [[LEAST, LEAST + 3], [LEAST + 2, LEAST]] {
+        let (slots, rings) = (3, rings_word(shifts));
+        assert_eq!(ring_shifts(rings), shifts);
+        let larger = shifts[0].max(shifts[1]);
+        assert_eq!(segment_len(slots, rings, larger), None, "far parts are larger than rings");
+        let len = near_len(slots, rings).expect("a segment");
+        let mut memory = vec![0u128; len / 16 + 8];
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let base = base.wrapping_add(base.align_offset(128));
+        // SAFETY: zeroed memory of that length, with room for the alignment, ours alone.
+        let made = unsafe { Segment::create(base, slots, (rings, 0), 7, 9) };
+        let byte =
+            |at: usize, slot: u32, end: usize| (at % 251) as u8 ^ (slot * 2) as u8 ^ end as u8;
+        let all = || (0..slots).flat_map(|slot| [CLIENT, ACCEPTOR].map(|end| (slot, end)));
+        for (slot, end) in all() {
+            let ring = made.ring(slot, end).expect("a slot");
+            ring.dir().producer.window.store(window_word(0, shifts[end]), Relaxed);
+            let room = ring.room(1 << shifts[end]).expect("no stranger");
+            assert_eq!(room.free, 1 << shifts[end], "the whole ring is one window");
+            let text: Vec<u8> = (0..room.free).map(|at| byte(at, slot, end)).collect();
+            // SAFETY: the text's own bytes.
+            unsafe { ring.copy_in(room.prod, room.place, text.as_ptr(), text.len()) };
+            ring.publish(room.prod + text.len() as u64);
+        }
+        // SAFETY: as above.
+        let open = unsafe { Segment::open(base, len, len) }.expect("what `create` has made");
+        assert_eq!((open.ring_shifts(), open.shifts(), open.len()), (shifts, made.shifts(), len));
+        for (slot, end) in all() {
+            let ring = open.ring(slot, end).expect("a slot");
+            let data = ring.data().expect("no stranger");
+            assert_eq!(data.len, 1 << shifts[end]);
+            let mut text = vec![0; data.len];
+            // SAFETY: as above.
+            unsafe { ring.copy_out(data.cons, data.place, text.as_mut_ptr(), text.len()) };
+            assert!(
+                text.iter().enumerate().all(|(at, b)| *b == byte(at, slot, end)),
+                "{slot} {end}"
+            );
+        }
+        // SAFETY: as above.
+        assert!(unsafe { Segment::open(base, len - 4096, len - 4096) }.is_err());
+    }
+}
+
 #[test]
 fn only_a_header_that_fits_the_mapping_is_accepted() {
     const SHIFTS: (u32, u32) = (WINDOW_SHIFT_MIN, WINDOW_SHIFT_MIN + 1);
@@ -506,7 +556,7 @@ fn only_a_header_that_fits_the_mapping_is_accepted() {
     let open_of = |mapped: usize, file: usize| {
         // SAFETY: as above; `mapped` is at most the memory's.
         unsafe { Segment::open(base, mapped, file) }
-            .map(|seg| (seg.slots(), seg.ring_shift(), seg.far_shift(), seg.len()))
+            .map(|seg| (seg.slots(), seg.shifts().0, seg.far_shift(), seg.len()))
     };
     let open = |len: usize| open_of(len, len);
     assert_eq!(open(len), Ok((2, SHIFTS.0, SHIFTS.1, len)));

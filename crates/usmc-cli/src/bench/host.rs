@@ -27,6 +27,7 @@ use super::proof::{Look, Proof, Seen, Wanted, judge};
 use super::sweep::Setting;
 use super::watch::Watch;
 use super::{cpus, programs};
+use crate::config::profiles;
 use crate::library;
 
 /// A server listens after this time, or something is wrong.
@@ -277,6 +278,8 @@ impl World {
         let mut command = Command::new(&words[0]);
         // What brings the library in is `usmc run` alone; the rest of the user's settings stay.
         command.args(&words[1..]).env_remove("USMC_OFF");
+        // Those of a profile that was handed on here are not this run's.
+        command.env_remove(profiles::HANDED);
         if let Some(ism) = &self.ism {
             command.env("USMC_ISM_DIR", ism);
             // A directory takes a place in each region that its programs join, and keeps it when it is gone.

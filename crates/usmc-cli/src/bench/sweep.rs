@@ -115,6 +115,23 @@ impl FromStr for Sweep {
     }
 }
 
+impl Sweep {
+    /// By default, and with each of these profiles.
+    ///
+    /// # Errors
+    /// One is named twice, or without a name.
+    pub fn of_profiles(text: &str) -> Result<Sweep, String> {
+        let names: Vec<&str> = text.split(',').map(str::trim).collect();
+        let is_twice = |at: usize| names[..at].contains(&names[at]);
+        if names.contains(&"") || (1..names.len()).any(is_twice) {
+            return Err("name each profile once, such as latency,shared".to_owned());
+        }
+        let setting = |value| Setting { name: "USMC_PROFILE".to_owned(), value };
+        let named = names.into_iter().map(|name| setting(Some(name.to_owned())));
+        Ok(Sweep([setting(None)].into_iter().chain(named).collect()))
+    }
+}
+
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.short_name(), self.shown())
@@ -143,6 +160,10 @@ mod tests {
         assert_eq!(shown("USMC_RING_SIZE=65536"), Ok(vec!["ring_size=64KB".to_owned()]));
         assert!(shown("PATH=a,b").is_err_and(|why| why.contains("no setting")));
         assert!(shown("nothing").is_err());
+        let profiles = Sweep::of_profiles("latency, mine").expect("names").0;
+        let profiles: Vec<String> = profiles.iter().map(ToString::to_string).collect();
+        assert_eq!(profiles, ["profile=default", "profile=latency", "profile=mine"]);
+        assert!(Sweep::of_profiles("a,a").is_err() && Sweep::of_profiles("").is_err());
     }
 
     #[test]

@@ -35,13 +35,28 @@ pub struct Args {
     /// Bytes of a connection's send buffer and of its RMB, a power of two from 16384 to 4194304 [default: 262144]
     #[arg(long, value_name = "BYTES")]
     buffer_size: Option<String>,
+    /// Bytes of a connection's send buffer alone [default: as --buffer-size]
+    #[arg(long, value_name = "BYTES")]
+    sndbuf: Option<String>,
+    /// Bytes of a connection's receive buffer, its RMB, alone [default: as --buffer-size]
+    #[arg(long, value_name = "BYTES")]
+    rcvbuf: Option<String>,
+    /// Messages under way on a link, 4 to 512; three times as many receives are posted [default: 16]
+    #[arg(long, value_name = "COUNT")]
+    ctrl_buffer_count: Option<String>,
+    /// Largest path MTU of a link: 256, 512, 1024, 2048 or 4096 [default: the port's]
+    #[arg(long, value_name = "BYTES")]
+    mtu: Option<String>,
+    /// How long a port is not used after it has come up, in seconds, to 3600 [default: 0]
+    #[arg(long, value_name = "SECONDS")]
+    port_add_delay: Option<String>,
     /// Links of a link group at most: 1 or 2 [default: 1]
     #[arg(long, value_name = "COUNT")]
     max_links: Option<String>,
-    /// Connections of a link group at most, 1 to 255 [default: 255]
+    /// Connections of a link group at most, 16 to 255 [default: 255]
     #[arg(long, value_name = "COUNT")]
     max_conns: Option<String>,
-    /// How long a link may be idle before it is tested, in seconds [default: 30]
+    /// How long a link may be idle before it is tested, in seconds; 0 tests none [default: 30]
     #[arg(long, value_name = "SECONDS")]
     testlink_time: Option<String>,
     #[command(flatten)]
@@ -89,6 +104,11 @@ fn settings(args: &Args, config: &Config) -> Agent {
         one("--socket-mode", &args.socket_mode),
         one("--spin", &args.spin),
         one("--ring-size", &args.buffer_size),
+        one("--sndbuf", &args.sndbuf),
+        one("--rcvbuf", &args.rcvbuf),
+        one("--ctrl-buffer-count", &args.ctrl_buffer_count),
+        one("--mtu", &args.mtu),
+        one("--port-add-delay", &args.port_add_delay),
         one("--max-links", &args.max_links),
         one("--max-conns", &args.max_conns),
         one("--testlink-time", &args.testlink_time),

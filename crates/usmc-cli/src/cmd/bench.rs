@@ -26,6 +26,7 @@ use crate::bench::{
     How, Step, between, catalogue, cpus, highlights, is_wanted, measure, obstacle, plot, runs,
     serving, tell,
 };
+use crate::config::{Config, ConfigArgs};
 use crate::{library, proc};
 
 /// Compare TCP, UNIX sockets and uSMC on this machine
@@ -77,6 +78,10 @@ pub struct Args {
     /// `device` compares the memory of one host with a region, which is made for each run. `default` among the values leaves the setting to the library. TCP is measured once in each round.
     #[arg(long, value_name = "SETTING")]
     sweep: Option<Sweep>,
+    /// Measure uSMC by default and with these profiles, in turn: comma list; see usmc.toml(5)
+    #[arg(long, value_name = "NAME,…", value_parser = Sweep::of_profiles)]
+    #[arg(conflicts_with_all = ["sweep", "vm"])]
+    profile: Option<Sweep>,
     /// So many programs that only compute run beside each run; several numbers are measured one after the other
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
     beside: Vec<u16>,
@@ -132,6 +137,7 @@ pub fn run(args: &Args) -> Result<c_int> {
         return show(args, &earlier(file)?);
     }
     let cases = chosen(args)?;
+    check_profiles(args)?;
     if args.list {
         return list(args, &cases);
     }
@@ -190,6 +196,14 @@ fn check_own_process() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Each run would fail by a name that is none.
+fn check_profiles(args: &Args) -> Result<()> {
+    let Some(Sweep(settings)) = &args.profile else { return Ok(()) };
+    let config = Config::load_files(&ConfigArgs::default())?;
+    let names = settings.iter().filter_map(|setting| setting.value.as_ref());
+    names.into_iter().try_for_each(|name| config.profile_named(name, "--profile").map(drop))
 }
 
 /// The cases that are wanted.
@@ -284,7 +298,8 @@ fn measure_all(args: &Args, ends: &Ends, ending: &Ending) -> Result<Record> {
             record.machine.load
         ));
     }
-    let settings = args.sweep.as_ref().map_or(&[][..], |sweep| &sweep.0);
+    let settings = args.sweep.as_ref().or(args.profile.as_ref());
+    let settings = settings.map_or(&[][..], |sweep| &sweep.0);
     'all: for &cores in &args.cores {
         let _confined = Confined::enter(cores)?;
         // On fewer CPUs there may be fewer cases.

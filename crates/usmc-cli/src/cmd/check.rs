@@ -296,7 +296,12 @@ fn configuration(config: &Config) -> Vec<Finding> {
             Some(v) => format!("{} = {} ({})", key.name, v.text, v.source),
             None => continue,
         };
-        findings.push(Finding::good(said));
+        let instead = config.overridden(key).map(|text| format!("; the profile says {text}"));
+        findings.push(Finding::good(said + &instead.unwrap_or_default()));
+    }
+    if let Some(profile) = &config.profile {
+        let (name, source) = (&profile.name, &profile.source);
+        findings.push(Finding::good(format!("the profile {name} is used ({source})")));
     }
     if config.iter().all(|(_, value)| value.is_none()) {
         findings.push(Finding::good("every value is the default"));

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use crate::compose;
+use crate::config::profiles::Profile;
+use crate::config::{Config, ConfigArgs};
 use crate::units::group;
 
 /// Bring services of systemd, or of docker compose, under uSMC
@@ -23,6 +25,9 @@ pub struct Args {
     /// User that a service changes to by itself; may be repeated
     #[arg(long, value_name = "USER", conflicts_with = "compose")]
     user: Vec<String>,
+    /// Defaults by a name: latency, throughput, shared, or one of /etc/usmc.toml; see usmc.toml(5)
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -37,13 +42,24 @@ pub struct Args {
     services: Vec<String>,
 }
 
+impl Args {
+    /// The profile that is named. `usmc run` is not there to look it up when a service starts, so that its values go into what is written.
+    fn profile(&self) -> Result<Option<Profile>> {
+        let Some(name) = &self.profile else { return Ok(None) };
+        let files = Config::load_files(&ConfigArgs::default())?;
+        files.profile_named(name, "--profile").map(Some)
+    }
+}
+
 /// Does it.
 ///
 /// # Errors
 /// What is in the way, and what to do; then no service is changed.
 pub fn run(args: &Args) -> Result<c_int> {
     if let Some(project) = &args.compose {
-        return compose::enable(project, &args.services, args.dry_run).map(|()| 0);
+        let profile = args.profile()?;
+        return compose::enable(project, &args.services, profile.as_ref(), args.dry_run)
+            .map(|()| 0);
     }
     ensure!(
         group::is_name(&args.name),

@@ -172,10 +172,15 @@ impl Said {
         if let Some(file) = &config.skipped {
             eprintln!("usmc: skipped {}, which this user may not read", file.display());
         }
+        if let Some(profile) = &config.profile {
+            eprintln!("usmc: the profile is {} ({})", profile.name, profile.source);
+        }
         for (key, value) in config.iter() {
-            if let Some(value) = value {
-                eprintln!("usmc: {}={} ({})", key.env, value.text, value.source);
-            }
+            let Some(value) = value else { continue };
+            let instead = config.overridden(key);
+            let instead = instead.map(|text| format!("; the profile says {text}"));
+            let instead = instead.unwrap_or_default();
+            eprintln!("usmc: {}={} ({}){instead}", key.env, value.text, value.source);
         }
         eprintln!("usmc: the ISM directory is {}", config.ism_dir().display());
         if let Some(library) = &self.library {

@@ -69,6 +69,15 @@ pub struct Service {
     pub user: Option<String>,
     /// What it preloads itself.
     pub preload: Option<String>,
+    /// Variables of ours that it sets itself.
+    pub variables: Vec<String>,
+}
+
+impl Service {
+    /// Whether it sets this variable, which is one of ours.
+    pub fn sets(&self, name: &str) -> bool {
+        self.variables.iter().any(|own| own == name)
+    }
 }
 
 impl Project {
@@ -154,6 +163,7 @@ fn of_files(files: &[PathBuf]) -> Result<Vec<Service>> {
                     known.image = service.image.or(known.image.take());
                     known.user = service.user.or(known.user.take());
                     known.preload = service.preload.or(known.preload.take());
+                    known.variables.extend(service.variables);
                 }
                 None => merged.push(service),
             }
@@ -176,6 +186,7 @@ pub fn services(text: &str) -> Result<Vec<Service>> {
             image: get(body, "image").and_then(scalar),
             user: get(body, "user").and_then(scalar),
             preload: get(body, "environment").and_then(preload),
+            variables: get(body, "environment").map(variables).unwrap_or_default(),
         })
     };
     Ok(entries.filter_map(service).collect())
@@ -206,6 +217,16 @@ fn preload(environment: &Yaml<'_>) -> Option<String> {
     get(environment, "LD_PRELOAD").and_then(scalar)
 }
 
+/// The names of ours in an environment, likewise.
+fn variables(environment: &Yaml<'_>) -> Vec<String> {
+    let of_list = environment.as_sequence().into_iter().flatten().filter_map(Yaml::as_str);
+    let of_list = of_list.map(|item| item.split_once('=').map_or(item, |(name, _)| name));
+    let of_mapping = environment.as_mapping().into_iter().flatten();
+    let of_mapping = of_mapping.filter_map(|(name, _)| name.as_str());
+    let names = of_list.chain(of_mapping).filter(|name| name.starts_with("USMC_"));
+    names.map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -225,6 +246,8 @@ services:
     environment:
       - A=1
       - LD_PRELOAD=/b.so
+      - USMC_RING_SIZE=64K
+      - USMC_LOG
   built:
     build: .
     user: "redis"
@@ -236,10 +259,12 @@ services:
                 image: image.map(str::to_owned),
                 user: user.map(str::to_owned),
                 preload: preload.map(str::to_owned),
+                variables: Vec::new(),
             };
+        let ours = ["USMC_RING_SIZE", "USMC_LOG"].map(str::to_owned).to_vec();
         let expected = [
             service("api", Some("base:1"), Some("1000"), Some("/a.so")),
-            service("cache", Some("redis:7"), None, Some("/b.so")),
+            Service { variables: ours, ..service("cache", Some("redis:7"), None, Some("/b.so")) },
             service("built", None, Some("redis"), None),
         ];
         assert_eq!(read, expected);

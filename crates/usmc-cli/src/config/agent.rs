@@ -3,10 +3,11 @@
 use toml::de::{DeTable, DeValue};
 
 use super::file::scalar;
+use super::near;
 
-/// Its keys, each with the option of the same meaning. The first one is a list; the last ones have the names of the kernel's settings below
-/// `net.smc` (Documentation/networking/smc-sysctl.rst).
-const KEYS: [(&str, &str); 10] = [
+/// Its keys, each with the option of the same meaning. The first one is a list. Then come the names that the kernel's SMC-R had first
+/// (`/proc/net/smc`), and those of its settings today below `net.smc` (Documentation/networking/smc-sysctl.rst).
+const KEYS: [(&str, &str); 19] = [
     ("devices", "--device"),
     ("socket_mode", "--socket-mode"),
     ("spin", "--spin"),
@@ -14,6 +15,15 @@ const KEYS: [(&str, &str); 10] = [
     ("max_links", "--max-links"),
     ("max_conns", "--max-conns"),
     ("testlink_time", "--testlink-time"),
+    ("mtu", "--mtu"),
+    ("sndbuf", "--sndbuf"),
+    ("rcvbuf", "--rcvbuf"),
+    ("ctrl_buffer_count", "--ctrl-buffer-count"),
+    ("max_conn_per_lgr", "--max-conns"),
+    ("port_add_delay", "--port-add-delay"),
+    ("wmem", "--sndbuf"),
+    ("rmem", "--rcvbuf"),
+    ("smcr_max_send_wr", "--ctrl-buffer-count"),
     ("smcr_max_links_per_lgr", "--max-links"),
     ("smcr_max_conns_per_lgr", "--max-conns"),
     ("smcr_testlink_time", "--testlink-time"),
@@ -31,8 +41,11 @@ pub fn parse(table: &DeTable<'_>) -> Result<Agent, String> {
     for (key, value) in table {
         let name = key.get_ref();
         let Some((_, option)) = KEYS.iter().find(|(known, _)| known == name) else {
-            let names = KEYS.map(|(name, _)| name).join(", ");
-            return Err(format!("there is no {name:?}; its keys are {names}"));
+            let names = KEYS.map(|(name, _)| name);
+            return Err(match near::nearest_of(name, &names) {
+                Some(meant) => format!("there is no {name:?}; did you mean {meant}?"),
+                None => format!("there is no {name:?}; its keys are {}", names.join(", ")),
+            });
         };
         if agent.iter().any(|(said, _)| said == option) {
             return Err(format!("{name:?} has another name there already: keep one"));
@@ -72,6 +85,14 @@ mod tests {
         let twice = read("max_conns = 16\nsmcr_max_conns_per_lgr = 16");
         assert!(twice.is_err_and(|said| said.contains("keep one")));
         assert!(read("links = 2").is_err_and(|said| said.contains("max_links")));
+        assert!(read("max_link = 2").is_err_and(|said| said.contains("did you mean max_links?")));
+        let agent = read("sndbuf = '64K'\nrmem = 65536\nctrl_buffer_count = 8\nmtu = 1024");
+        let has = |option, value: &str| {
+            agent.as_ref().is_ok_and(|agent| agent.contains(&(option, value.to_owned())))
+        };
+        assert!(has("--sndbuf", "64K") && has("--rcvbuf", "65536") && has("--mtu", "1024"));
+        assert!(has("--ctrl-buffer-count", "8"), "{agent:?}");
+        assert!(read("sndbuf = 1\nwmem = 1").is_err_and(|said| said.contains("keep one")));
         assert!(read("max_links = [2]").is_err_and(|said| said.contains("one string")));
         assert!(read("devices = [[1]]").is_err_and(|said| said.contains("names")));
     }

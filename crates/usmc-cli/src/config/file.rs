@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow};
 use toml::de::{DeTable, DeValue};
 
 use super::agent::{self, Agent};
+use super::profiles::{self, Profile};
 use super::{KEYS, Key, nearest, sources};
 use crate::pnet::{self, Entry};
 
@@ -13,6 +14,8 @@ use crate::pnet::{self, Entry};
 pub struct Said {
     /// Keys with their flat values.
     pub values: Vec<(&'static Key, String)>,
+    /// Its profiles.
+    pub profiles: Vec<Profile>,
     /// The pnet table, if it has one.
     pub pnet: Option<Vec<Entry>>,
     /// The agent's settings, if it has any.
@@ -28,35 +31,81 @@ pub fn parse(name: &str, text: &str) -> Result<Said> {
         let line = e.span().map_or(1, |span| line_of(text, span.start));
         anyhow!("{name}:{line}: {}; see usmc.toml(5) for examples", e.message())
     })?;
-    let (mut values, mut pnet, mut agent) = (Vec::new(), None, None);
+    let (mut values, mut profiles, mut pnet, mut agent) = (Vec::new(), Vec::new(), None, None);
     for (found, value) in table.get_ref() {
         let line = line_of(text, found.span().start);
-        let found = found.get_ref();
-        if found == "pnet" {
-            let entries = entries(value.get_ref());
-            pnet = Some(entries.map_err(|problem| anyhow!("{name}:{line}: pnet: {problem}"))?);
-            continue;
+        match (&**found.get_ref(), value.get_ref()) {
+            ("pnet", value) => {
+                let entries = entries(value);
+                pnet = Some(entries.map_err(|problem| anyhow!("{name}:{line}: pnet: {problem}"))?);
+            }
+            ("agent", value) => {
+                let settings = match value {
+                    DeValue::Table(table) => agent::parse(table),
+                    _ => Err("is written as [agent]".to_owned()),
+                };
+                agent =
+                    Some(settings.map_err(|problem| anyhow!("{name}:{line}: agent: {problem}"))?);
+            }
+            (profiles::TABLE, DeValue::Table(tables)) => {
+                profiles = profiles_of((name, text), tables)?;
+            }
+            (profiles::TABLE, _) | ("profile", DeValue::Table(_)) => {
+                let remedy =
+                    "write [profiles.NAME] for a profile, and profile = \"NAME\" to use it";
+                return Err(anyhow!("{name}:{line}: {remedy}"));
+            }
+            (key, value) => {
+                let said = value_of(name, key, value);
+                values.push(said.map_err(|problem| anyhow!("{name}:{line}: {problem}"))?);
+            }
         }
-        if found == "agent" {
-            let settings = match value.get_ref() {
-                DeValue::Table(table) => agent::parse(table),
-                _ => Err("is written as [agent]".to_owned()),
-            };
-            agent = Some(settings.map_err(|problem| anyhow!("{name}:{line}: agent: {problem}"))?);
-            continue;
-        }
-        let Some(key) = KEYS.iter().find(|k| k.name == found) else {
-            let meant = nearest(found);
-            return Err(anyhow!("{name}:{line}: there is no key {found:?}; did you mean {meant}?"));
-        };
-        let dir = Path::new(name).parent().unwrap_or(Path::new("."));
-        let flat = flat_text(key, value.get_ref())
-            .map(|text| sources::seen_from(dir, key.kind, &text))
-            .and_then(|text| key.kind.normalise(&text))
-            .map_err(|problem| anyhow!("{name}:{line}: {}: {problem}", key.name))?;
-        values.push((key, flat));
     }
-    Ok(Said { values, pnet, agent })
+    Ok(Said { values, profiles, pnet, agent })
+}
+
+/// A key with its flat value. `name`: the file's.
+fn value_of(
+    name: &str,
+    found: &str,
+    value: &DeValue<'_>,
+) -> Result<(&'static Key, String), String> {
+    let Some(key) = KEYS.iter().find(|key| key.name == found) else {
+        let meant = nearest(found);
+        return Err(format!("there is no key {found:?}; did you mean {meant}?"));
+    };
+    let dir = Path::new(name).parent().unwrap_or(Path::new("."));
+    let flat = flat_text(key, value)
+        .map(|text| sources::seen_from(dir, key.kind, &text))
+        .and_then(|text| key.kind.normalise(&text));
+    flat.map(|flat| (key, flat)).map_err(|problem| format!("{}: {problem}", key.name))
+}
+
+/// The tables `[profiles.NAME]` of a file, which has this name and this text.
+fn profiles_of((file, text): (&str, &str), tables: &DeTable<'_>) -> Result<Vec<Profile>> {
+    let mut profiles = Vec::new();
+    for (found, table) in tables {
+        let line = line_of(text, found.span().start);
+        let name = profiles::name(found.get_ref());
+        let name = name.map_err(|problem| anyhow!("{file}:{line}: {problem}"))?;
+        let DeValue::Table(table) = table.get_ref() else {
+            return Err(anyhow!("{file}:{line}: a profile is written as [profiles.{name}]"));
+        };
+        if name == profiles::NONE {
+            return Err(anyhow!("{file}:{line}: {name} means no profile; choose another name"));
+        }
+        let mut values = Vec::new();
+        for (found, value) in table {
+            let line = line_of(text, found.span().start);
+            let wrong = |problem| anyhow!("{file}:{line}: profile {name}: {problem}");
+            if found.get_ref() == "profile" {
+                return Err(wrong("a profile names no other one; write its keys".to_owned()));
+            }
+            values.push(value_of(file, found.get_ref(), value.get_ref()).map_err(wrong)?);
+        }
+        profiles.push(Profile { name, source: file.to_owned(), values });
+    }
+    Ok(profiles)
 }
 
 /// The tables `[[pnet]]`, no two of which may speak of the same device.
@@ -148,6 +197,18 @@ mod tests {
     }
 
     #[test]
+    fn profiles_are_read() {
+        let text = "profile = 'x'\n[profiles.x]\nring_size = '64K'\nlog = 'warn:l'\n[profiles.y]\n";
+        let said = parse("/etc/f", text).expect("good values");
+        assert_eq!(said.values.len(), 1);
+        let [x, y] = &said.profiles[..] else { panic!("{:?}", said.profiles) };
+        let of = |name| KEYS.iter().find(|key| key.name == name).and_then(|key| x.text(key));
+        assert_eq!((of("ring_size"), of("log")), (Some("65536"), Some("warn:/etc/l")));
+        assert_eq!((of("off"), &*x.name, &*x.source), (None, "x", "/etc/f"));
+        assert_eq!((&*y.name, &y.values[..]), ("y", &[][..]));
+    }
+
+    #[test]
     fn refusals_name_file_line_and_remedy() {
         for (text, refusal) in [
             ("\nring-size = 1", "f:2: there is no key \"ring-size\"; did you mean ring_size?"),
@@ -160,6 +221,17 @@ mod tests {
             ("busy_poll_us = -1", "f:1: busy_poll_us: \"-1\" is not a number"),
             ("off = true\noff = false", "f:2: "),
             ("off = \n", "f:1: "),
+            ("[profile.x]\noff = true", "f:1: write [profiles.NAME] for a profile"),
+            ("profiles = 'x'", "f:1: write [profiles.NAME] for a profile"),
+            ("[profiles]\nx = 1", "f:2: a profile is written as [profiles.x]"),
+            ("[profiles.none]\n", "f:1: none means no profile"),
+            ("[profiles.'a b']\n", "f:1: \"a b\" is no name"),
+            ("[profiles.x]\nprofile = 'y'", "f:2: profile x: a profile names no other one"),
+            (
+                "[profiles.x]\noff = true\nringsize = 1",
+                "f:3: profile x: there is no key \"ringsize\"; did you mean ring_size?",
+            ),
+            ("[profiles.x]\nring_size = 300", "f:2: profile x: ring_size: 300 is not a power of"),
         ] {
             let found = flat(text).expect_err(text);
             assert!(found.starts_with(refusal), "{text:?}: {found}");
@@ -171,11 +243,12 @@ mod tests {
         let example = include_str!("../../../../docs/config/usmc.toml");
         assert_eq!(flat(example), Ok(vec![]), "the example changes nothing by itself");
         let is_value = |line: &&str| line.starts_with('#') && line.contains(" = ");
-        let is_table = |line: &str| line.starts_with("#[[") || line.starts_with("[[");
+        let is_table = |line: &str| line.starts_with("#[") || line.starts_with("[");
         let said = |line: &&str| is_value(line) || is_table(line);
         let values: Vec<_> = example.lines().filter(said).map(|line| &line[1..]).collect();
         let said = parse("f", &values.join("\n")).expect("the example's values");
         assert_eq!(said.pnet.map(|entries| entries.len()), Some(1));
+        assert_eq!(said.profiles.len(), 1);
         let values: Vec<_> = said.values.into_iter().map(|(key, text)| (key.name, text)).collect();
         let manual = include_str!("../../../../docs/man/usmc.toml.5");
         for key in &KEYS {

@@ -3,7 +3,7 @@
 use std::env;
 use std::fmt;
 
-use super::KEYS;
+use super::{KEYS, profiles};
 
 /// A variable of the environment whose name is nearly one of ours.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,8 +20,8 @@ impl fmt::Display for Mistyped {
     }
 }
 
-/// Where the library is found, which is no key.
-const LIBRARY: &str = "USMC_LIBRARY";
+/// Variables that are no keys: where the library is found, and what `usmc run` says to itself.
+const OTHERS: [&str; 2] = ["USMC_LIBRARY", profiles::HANDED];
 
 /// Variables of the environment that nobody reads, and that are nearly one that is read.
 pub fn mistyped_variables() -> Vec<Mistyped> {
@@ -33,7 +33,7 @@ pub fn mistyped_variables() -> Vec<Mistyped> {
 
 /// Other programs have variables of this prefix, too: only names that are near to one of ours are told.
 fn mistyped(name: &str) -> Option<Mistyped> {
-    let known = || KEYS.iter().map(|key| key.env).chain([LIBRARY]);
+    let known = || KEYS.iter().map(|key| key.env).chain(OTHERS);
     let is_ours = name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("usmc_"));
     if !is_ours || known().any(|env| env == name) {
         return None;
@@ -49,6 +49,13 @@ pub fn nearest(unknown: &str) -> &'static str {
     let unknown = unknown.to_lowercase().replace('-', "_");
     let unknown = unknown.strip_prefix("usmc_").unwrap_or(&unknown);
     KEYS.iter().map(|k| k.name).min_by_key(|name| distance(unknown, name)).unwrap_or("off")
+}
+
+/// The name that a person meant, if one is near.
+pub fn nearest_of<'a>(typed: &str, names: &[&'a str]) -> Option<&'a str> {
+    let limit = (typed.len() / 3).max(2);
+    let all = names.iter().map(|name| (distance(typed, name), *name));
+    all.filter(|(far, _)| *far <= limit).min().map(|(_, name)| name)
 }
 
 /// Levenshtein distance in bytes.
@@ -80,6 +87,9 @@ mod tests {
             ("USMC_LIBARY", Some("USMC_LIBRARY")),
             ("USMC_RING_SIZE", None),
             ("USMC_LIBRARY", None),
+            ("USMC_PROFILE", None),
+            ("USMC_PROFILE_VALUES", None),
+            ("USMC_PROFIL", Some("USMC_PROFILE")),
             ("USMC_TESTS_ID", None),
             ("USMC_BIN", None),
             ("USMC_IBVERBS", None),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 
 use super::agent::Agent;
+use super::profiles::{self, Handed, Profile};
 use super::{KEYS, Key, Kind, file};
 use crate::pnet::Entry;
 
@@ -22,6 +23,9 @@ pub struct ConfigArgs {
     /// That file need not be there yet.
     #[arg(skip)]
     pub makes_file: bool,
+    /// Defaults by a name: latency, throughput, shared, one of a file, or none; see usmc.toml(5)
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
     /// Directory that is the ISM device: who shares it shares memory [default: /dev/shm/usmc-UID]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub ism_dir: Option<String>,
@@ -114,6 +118,7 @@ impl ConfigArgs {
     fn value_of(&self, key: &Key) -> Option<String> {
         let joined = |items: &Vec<String>| (!items.is_empty()).then(|| items.join(","));
         match key.name {
+            "profile" => self.profile.clone(),
             "off" => self.off.then(|| "1".to_owned()),
             "ism_dir" => self.ism_dir.clone(),
             "regions" => joined(&self.regions.iter().map(|text| regions_from_here(text)).collect()),
@@ -175,7 +180,7 @@ fn regions_from_here(text: &str) -> String {
 pub struct Value {
     /// The flat form; empty = the library's default.
     pub text: String,
-    /// A file, an environment variable or an option.
+    /// A file, an environment variable, an option or a profile.
     pub source: String,
 }
 
@@ -193,6 +198,12 @@ pub struct Config {
     pub pnet: Vec<Entry>,
     /// The agent's settings, of the last file that has a table of them.
     pub agent: Agent,
+    /// The profile in effect.
+    pub profile: Option<Profile>,
+    /// Profiles of the files, in that order.
+    profiles: Vec<Profile>,
+    /// What a `usmc run` in there is told of the profile's values ([`profiles::HANDED`]).
+    handed_on: String,
 }
 
 /// The file for all users.
@@ -216,8 +227,9 @@ impl Config {
     /// The first value that is refused, with its source and what to write instead.
     pub fn load(args: &ConfigArgs) -> Result<Config> {
         let mut config = Config::load_files(args)?;
+        let handed = Handed::from_env();
         for key in &KEYS {
-            if let Some(text) = env::var_os(key.env) {
+            if let Some(text) = env::var_os(key.env).filter(|text| !handed.has(key, text)) {
                 config.say(key, text, key.env)?;
             }
         }
@@ -226,7 +238,53 @@ impl Config {
                 config.say(key, text.into(), key.option)?;
             }
         }
+        config.take_profile(handed)?;
         Ok(config)
+    }
+
+    /// Where nobody has said a key, the profile does.
+    fn take_profile(&mut self, handed: Handed) -> Result<()> {
+        let key = &KEYS[0];
+        let chosen = self.values[0].clone().filter(|value| !value.text.is_empty());
+        let Some(Value { text: name, source }) =
+            chosen.filter(|value| value.text != profiles::NONE)
+        else {
+            return Ok(());
+        };
+        let profile = Some(handed).filter(|_| source == key.env);
+        let profile = match profile.and_then(|handed| handed.profile(&name, profiles::HANDED)) {
+            Some(profile) => profile,
+            None => self.profile_named(&name, &source)?,
+        };
+        let source = format!("profile {name}");
+        let mut given = Vec::new();
+        for (key, text) in &profile.values {
+            if let Some(at) = KEYS.iter().position(|k| k == *key)
+                && self.values[at].is_none()
+            {
+                self.values[at] = Some(Value { text: text.clone(), source: source.clone() });
+                given.push((*key, &**text));
+            }
+        }
+        self.handed_on = Handed::text(&name, given.into_iter());
+        self.profile = Some(profile);
+        Ok(())
+    }
+
+    /// The profile of that name, of a file or a built-in one. `source`: who says the name.
+    ///
+    /// # Errors
+    /// There is none; the name that was probably meant.
+    pub fn profile_named(&self, name: &str, source: &str) -> Result<Profile> {
+        profiles::find(&self.profiles, name, source)
+    }
+
+    /// What the profile says of a key, where somebody else has said it and so comes first.
+    pub fn overridden(&self, key: &Key) -> Option<&str> {
+        let profile = self.profile.as_ref()?;
+        let said = profile.text(key)?;
+        let (_, value) = self.iter().find(|(of, _)| *of == key)?;
+        value.filter(|value| value.source != format!("profile {}", profile.name)).map(|_| said)
     }
 
     /// Reads files alone, for whoever changes one.
@@ -237,7 +295,18 @@ impl Config {
         let values = [const { None }; KEYS.len()];
         let (pnet, agent) = (Vec::new(), Agent::new());
         let (files, absent) = (Vec::new(), Vec::new());
-        let mut config = Config { values, files, absent, skipped: None, pnet, agent };
+        let (profile, profiles, handed_on) = (None, Vec::new(), String::new());
+        let mut config = Config {
+            values,
+            files,
+            absent,
+            skipped: None,
+            pnet,
+            agent,
+            profile,
+            profiles,
+            handed_on,
+        };
         config.read(Path::new(SYSTEM), Origin::System)?;
         if let Some(path) = user_file() {
             config.read(&path, Origin::User)?;
@@ -286,6 +355,7 @@ impl Config {
         if let Some(agent) = said.agent {
             self.agent = agent;
         }
+        self.profiles.extend(said.profiles);
         for (key, text) in said.values {
             self.set(key, Value { text, source: name.clone() });
         }
@@ -345,9 +415,9 @@ impl Config {
 
     /// The environment for the library: what to set, and what to remove (`None`).
     pub fn environment(&self) -> impl Iterator<Item = (&'static str, Option<&str>)> {
-        self.iter().map(|(key, value)| {
-            (key.env, value.map(|v| v.text.as_str()).filter(|text| !text.is_empty()))
-        })
+        let keys = self.iter().map(|(key, value)| (key.env, value.map(|v| v.text.as_str())));
+        let all = keys.chain([(profiles::HANDED, Some(&*self.handed_on))]);
+        all.map(|(name, text)| (name, text.filter(|text| !text.is_empty())))
     }
 }
 

@@ -128,9 +128,16 @@ fn configuration() -> Result<String, String> {
     if let Some(path) = &config.skipped {
         text.push_str(&format!("skipped {}: may not be read\n", path.display()));
     }
+    if let Some(profile) = &config.profile {
+        text.push_str(&format!("the profile is {} ({})\n", profile.name, profile.source));
+    }
     for (key, value) in config.iter() {
+        let instead = config.overridden(key).map(|text| format!("; the profile says {text:?}"));
+        let instead = instead.unwrap_or_default();
         text.push_str(&match value {
-            Some(value) => format!("{} = {:?} ({})\n", key.name, value.text, value.source),
+            Some(value) => {
+                format!("{} = {:?} ({}){instead}\n", key.name, value.text, value.source)
+            }
             None => format!("{} is as by default\n", key.name),
         });
     }
@@ -141,7 +148,9 @@ fn configuration() -> Result<String, String> {
 fn environment() -> String {
     let of_ours = env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("USMC_"));
     let mut lines: Vec<String> =
-        of_ours.map(|(name, value)| format!("{}={}\n", name.display(), value.display())).collect();
+        of_ours.map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+    // What is handed on of a profile has several lines.
+    lines.iter_mut().for_each(|line| *line = line.replace('\n', " ") + "\n");
     lines.sort();
     if lines.is_empty() { "none is set\n".to_owned() } else { lines.concat() }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::config::profiles::Profile;
 use crate::library;
 
 use super::reader::{Settings, depth_of, is_yes};
@@ -23,6 +24,8 @@ pub struct Wanted<'a> {
     pub library_dir: &'a Path,
     /// Users that are let into the directory.
     pub users: &'a [String],
+    /// What is said where the unit itself says nothing.
+    pub profile: Option<&'a Profile>,
 }
 
 /// A drop-in, and what is to be known of it.
@@ -141,10 +144,16 @@ fn environment(settings: &Settings, wanted: &Wanted<'_>) -> Vec<String> {
     let preload = library::prepend(Path::new(&literal(wanted.preload)), own.as_deref());
     let assign =
         |name: &str, value: &str| format!("Environment={}", quoted(&format!("{name}={value}")));
-    vec![
+    let ours = [
         assign("LD_PRELOAD", &preload.to_string_lossy()),
         assign("USMC_ISM_DIR", &literal(wanted.ism_dir)),
-    ]
+    ];
+    // A drop-in's word counts more than the unit's, and a profile's less.
+    let variables = wanted.profile.map(Profile::variables).unwrap_or_default();
+    let unsaid = variables.into_iter().filter(|(name, _)| settings.variable(name).is_none());
+    let unsaid = unsaid.filter(|(name, _)| *name != "USMC_ISM_DIR");
+    let of_profile = unsaid.map(|(name, text)| assign(name, &text.replace('%', "%%")));
+    ours.into_iter().chain(of_profile).collect()
 }
 
 /// A path of ours, in which nothing is a specifier. The unit's own values may have some.
@@ -254,6 +263,7 @@ pub fn directory_of(preload: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::profiles;
 
     /// A drop-in's lines behind its header, and its notes.
     fn made_for(unit: &str) -> (Vec<String>, Vec<String>) {
@@ -261,6 +271,14 @@ mod tests {
     }
 
     fn by(unit: &str, preload: &str) -> Result<(Vec<String>, Vec<String>), String> {
+        with(unit, preload, None)
+    }
+
+    fn with(
+        unit: &str,
+        preload: &str,
+        profile: Option<&Profile>,
+    ) -> Result<(Vec<String>, Vec<String>), String> {
         let preload = Path::new(preload);
         let wanted = Wanted {
             group: "web",
@@ -268,6 +286,7 @@ mod tests {
             preload,
             library_dir: &directory_of(preload),
             users: &["www-data".to_owned()],
+            profile,
         };
         let sets = |name: &str| {
             let all = syscalls::NEEDED.into_iter().chain(syscalls::OPTIONAL.map(|(name, _)| name));
@@ -297,6 +316,21 @@ mod tests {
         let (lines, _) = made_for(unit);
         assert_eq!(lines[..2], PLAIN);
         lines[2..].to_vec()
+    }
+
+    #[test]
+    fn a_profile_says_what_the_unit_does_not() {
+        let keys = [("busy_poll_us", "5"), ("ring_size", "65536"), ("ism_dir", "/a")];
+        let profile = profiles::tests::made("mine", &keys);
+        let lines = |unit: &str| {
+            let (lines, _) =
+                with(unit, "/usr/lib/usmc/libusmc_preload.so", Some(&profile)).expect("a drop-in");
+            assert_eq!(lines[..2], PLAIN);
+            lines[2..].to_vec()
+        };
+        let (name, ring) = ("Environment=USMC_PROFILE=mine", "Environment=USMC_RING_SIZE=65536");
+        assert_eq!(lines(""), [name, "Environment=USMC_BUSY_POLL_US=5", ring]);
+        assert_eq!(lines("Environment=A=b USMC_BUSY_POLL_US=7\n"), [name, ring]);
     }
 
     // Debian 12's services, by those of their settings that matter.

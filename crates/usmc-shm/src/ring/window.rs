@@ -31,7 +31,7 @@ impl Ring<'_> {
     /// Bytes of the window before it grew into the far part.
     pub(super) fn before_far(&self) -> usize {
         let shift = shift_of(self.dir.producer.window_before.load(Relaxed));
-        1 << shift.clamp(WINDOW_SHIFT_MIN, self.memory.shift)
+        1 << shift.clamp(WINDOW_SHIFT_MIN, self.shift)
     }
 
     /// Where what is free ends while bytes are unread from before the window grew: a larger one in the ring has theirs for its
@@ -44,7 +44,7 @@ impl Ring<'_> {
         }
         let (now, before) = (shift_of(word), shift_of(p.window_before.load(Relaxed)));
         // Our own words, in the reach of the peer: `room_slow` checks what comes of them.
-        let shared = if now > self.memory.shift { 0 } else { 1 << (before & 31) };
+        let shared = if now > self.shift { 0 } else { 1 << (before & 31) };
         let new = (1u64 << (now & 31)).wrapping_sub(shared);
         Some(grown_at.wrapping_add(new))
     }
@@ -165,7 +165,7 @@ impl Ring<'_> {
         if self.memory.far.is_null() {
             return 0;
         }
-        let mut windows = (self.memory.shift..=self.memory.far_shift).rev().map(|shift| 1 << shift);
+        let mut windows = (self.shift..=self.memory.far_shift).rev().map(|shift| 1 << shift);
         windows.find(|window| least_limit(*window) <= self.most).unwrap_or(0)
     }
 

@@ -76,7 +76,7 @@ impl Link {
             };
             let far = if self.far_shift > 0 { data.add(2 * near) } else { core::ptr::null_mut() };
             let far_shift = self.far_shift;
-            let memory = Memory { meet: data.add(near), shift, far, far_shift };
+            let memory = Memory { meet: data.add(near), shifts: [shift; 2], far, far_shift };
             Ring::new(&self.slot, sender, memory)
         }
     }

@@ -109,7 +109,7 @@ pub struct Conn {
     life: AtomicPtr<AtomicU32>,
     /// When the kernel's state was last asked for, CLOCK_MONOTONIC nanoseconds.
     pub kernel_seen: AtomicU64,
-    /// log2 of the bytes of a ring of its segment, and eight bits above, of a far part; 0 = out of reach.
+    /// log2 of the bytes of the client's ring, eight bits above of the acceptor's, and above that of a far part; 0 = out of reach.
     shifts: AtomicU32,
     /// What may be unread of what we send, in bytes: a multiple of 4096, at least the smallest window's; 0 = not asked yet.
     pub tx_most: AtomicU32,
@@ -399,7 +399,8 @@ impl Conn {
         let far_shift = if memory.far.is_null() { 0 } else { memory.far_shift };
         self.meet.store(memory.meet.cast(), Relaxed);
         self.far.store(memory.far.cast(), Relaxed);
-        self.shifts.store(memory.shift | far_shift << 8, Relaxed);
+        let [client, acceptor] = memory.shifts;
+        self.shifts.store(client | acceptor << 8 | far_shift << 16, Relaxed);
         self.device.store(device.into(), Relaxed);
         self.near.store(near.word(), Relaxed);
         self.tx_most.store(0, Relaxed);
@@ -436,14 +437,14 @@ impl Conn {
         }
     }
 
-    /// log2 of the bytes of a ring of its segment.
+    /// log2 of the bytes of the ring that we send by.
     pub fn full_shift(&self) -> u32 {
-        self.shifts.load(Relaxed) & 0xff
+        self.shifts.load(Relaxed) >> (8 * self.side()) & 0xff
     }
 
     /// Whether the far parts of the rings are in reach.
     pub fn has_far(&self) -> bool {
-        self.shifts.load(Relaxed) > 0xff
+        self.shifts.load(Relaxed) > 0xffff
     }
 
     /// What becomes of our ring's far part.
@@ -586,7 +587,8 @@ impl Conn {
     fn memory(&self) -> Memory {
         let (shifts, meet) = (self.shifts.load(Relaxed), self.meet.load(Relaxed).cast());
         let far = self.far.load(Relaxed).cast();
-        Memory { meet, shift: shifts & 0xff, far, far_shift: shifts >> 8 }
+        let of_rings = [shifts & 0xff, shifts >> 8 & 0xff];
+        Memory { meet, shifts: of_rings, far, far_shift: shifts >> 16 }
     }
 
     /// What our processes share about this end.

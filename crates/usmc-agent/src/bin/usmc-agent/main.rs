@@ -68,8 +68,9 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         first_token: u32::from_ne_bytes(sys::random()?),
         test_interval: options.test_interval,
     };
-    let driver = Driver::new(config, adapters)?;
-    let service = Service::new(driver, Rest::new(options.spin)?, options.shift)?;
+    let mut driver = Driver::new(config, adapters)?;
+    driver.set_port_delay(options.port_delay);
+    let service = Service::new(driver, Rest::new(options.spin)?, options.rings())?;
     let control = match given {
         Some(listener) => Control::given(listener, &service).map_err(|error| {
             format!("the socket that systemd has made: {error}; ListenSequentialPacket= makes the right one")
@@ -126,7 +127,7 @@ fn adapters(options: &Options) -> Result<Adapters, Box<dyn Error>> {
     let mut adapters = Adapters::default();
     adapters.set_pnet(options.pnet.clone());
     for name in &names {
-        match Adapter::open_device(library, name) {
+        match Adapter::open_device(library, name, options.settings) {
             Ok(Some(adapter)) => {
                 if options.is_verbose {
                     say(format_args!("{name}: {}", adapter.address()));

@@ -4,9 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use smc_proto::ids::Eid;
+use smc_proto::handshake::MIN_CONNS;
+use smc_proto::ids::{Eid, MtuCode};
+use usmc_agent::adapter::{Queues, Settings};
 use usmc_agent::pnet::Pnet;
 use usmc_agent::rest::Spin;
+use usmc_shm::layout::rings_word;
 
 pub(crate) const HELP: &str = "\
 The owner of a host's RDMA devices, for programs under `usmc run`.
@@ -22,9 +25,15 @@ Usage: usmc-agent --socket PATH [OPTION]...
   --spin TIME           how long it looks for work before it sleeps: never, always,
                         or microseconds [50]
   --ring-size BYTES     of each buffer: a power of two, 16K to 4M [256K]
+  --sndbuf BYTES        of send buffers alone, likewise
+  --rcvbuf BYTES        of receive buffers (RMBs) alone, likewise
+  --ctrl-buffer-count N messages under way on a link, 4 to 512 [16]; three times as many
+                        receives are posted
+  --mtu BYTES           largest path MTU: 256, 512, 1024, 2048 or 4096 [the port's]
+  --port-add-delay SECS before a port is used that has come up, to 3600 [0]
   --max-links N         links of a group, 1 or 2 [1]
-  --max-conns N         connections of a group, 1 to 255 [255]
-  --testlink-time SECS  after which an idle link is tested [30]
+  --max-conns N         connections of a group, 16 to 255 [255]
+  --testlink-time SECS  after which an idle link is tested, 0 never [30]
   --verbose             tell what happens
   --help
 
@@ -46,12 +55,25 @@ pub(crate) struct Options {
     pub(crate) pnet: Pnet,
     pub(crate) ueids: Vec<Eid>,
     pub(crate) spin: Spin,
-    /// log2 of the bytes of a ring.
-    pub(crate) shift: u32,
+    /// log2 of the bytes of a connection's buffers.
+    shift: u32,
+    /// The same of its send buffer, and of its RMB, where that was said.
+    sndbuf: Option<u32>,
+    rcvbuf: Option<u32>,
+    /// What devices are told.
+    pub(crate) settings: Settings,
+    pub(crate) port_delay: Duration,
     pub(crate) max_links: u8,
     pub(crate) max_conns: u8,
     pub(crate) test_interval: Duration,
     pub(crate) is_verbose: bool,
+}
+
+impl Options {
+    /// The rings of a connection: of a slot the agent, which is its client, writes the RMB, and the application the send buffer.
+    pub(crate) fn rings(&self) -> u32 {
+        rings_word([self.rcvbuf, self.sndbuf].map(|of| of.unwrap_or(self.shift)))
+    }
 }
 
 /// What the command line asks for. `None`: its help.
@@ -67,6 +89,10 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
         ueids: Vec::new(),
         spin: Spin::default(),
         shift: 18,
+        sndbuf: None,
+        rcvbuf: None,
+        settings: Settings::default(),
+        port_delay: Duration::ZERO,
         max_links: 1,
         max_conns: 255,
         test_interval: Duration::from_secs(30),
@@ -115,11 +141,27 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Opti
                 })?);
             }
             "--spin" => options.spin = spin(&text()?)?,
-            "--ring-size" => options.shift = shift(&text()?)?,
+            "--ring-size" => options.shift = shift(&name, &text()?)?,
+            "--sndbuf" => options.sndbuf = Some(shift(&name, &text()?)?),
+            "--rcvbuf" => options.rcvbuf = Some(shift(&name, &text()?)?),
+            "--ctrl-buffer-count" => {
+                let (least, most) = (*Queues::LIMITS.start(), *Queues::LIMITS.end());
+                let count = number(&name, &text()?, least.into(), most.into())?;
+                options.settings.queues = Queues::new(count as u16).unwrap_or_default();
+            }
+            "--mtu" => options.settings.mtu = mtu(&text()?)?,
+            "--port-add-delay" => {
+                options.port_delay = Duration::from_secs(number(&name, &text()?, 0, 3600)?);
+            }
             "--max-links" => options.max_links = number(&name, &text()?, 1, 2)? as u8,
-            "--max-conns" => options.max_conns = number(&name, &text()?, 1, 255)? as u8,
+            "--max-conns" => {
+                // A peer declines fewer.
+                options.max_conns = number(&name, &text()?, MIN_CONNS.into(), 255)? as u8;
+            }
             "--testlink-time" => {
-                let seconds = number(&name, &text()?, 1, i32::MAX as u64)?;
+                let seconds = number(&name, &text()?, 0, i32::MAX as u64)?;
+                // As the kernel has it, 0 is never: in 136 years.
+                let seconds = if seconds == 0 { u32::MAX.into() } else { seconds };
                 options.test_interval = Duration::from_secs(seconds);
             }
             _ => return Err(format!("{name} is no option: --help lists them")),
@@ -146,8 +188,16 @@ fn spin(text: &str) -> Result<Spin, String> {
     }
 }
 
+/// A path MTU in bytes.
+fn mtu(text: &str) -> Result<MtuCode, String> {
+    let bytes = text.parse().ok();
+    let code = (1..=5).filter_map(MtuCode::from_code).find(|code| code.bytes() == bytes);
+    code.filter(|_| bytes.is_some())
+        .ok_or(format!("--mtu takes 256, 512, 1024, 2048 or 4096, not {text}"))
+}
+
 /// log2 of a ring's size: bytes, or with K or M.
-fn shift(text: &str) -> Result<u32, String> {
+fn shift(name: &str, text: &str) -> Result<u32, String> {
     let (digits, unit) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (text.get(..text.len() - 1), 10),
         Some(b'M' | b'm') => (text.get(..text.len() - 1), 20),
@@ -156,7 +206,7 @@ fn shift(text: &str) -> Result<u32, String> {
     let bytes = digits.and_then(|digits| digits.parse::<u64>().ok());
     let bytes = bytes.and_then(|bytes| bytes.checked_mul(1 << unit));
     let shift = bytes.filter(|bytes| bytes.is_power_of_two()).map(u64::trailing_zeros);
-    let wrong = format!("--ring-size takes a power of two from 16K to 4M, not {text}");
+    let wrong = format!("{name} takes a power of two from 16K to 4M, not {text}");
     shift.filter(|shift| SHIFTS.contains(shift)).ok_or(wrong)
 }
 
@@ -184,7 +234,17 @@ mod tests {
         assert_eq!(options.test_interval, Duration::from_secs(60));
         let options = parsed("--socket x --spin 7 --ring-size 4M").expect("options");
         let options = options.expect("no help");
-        assert_eq!((options.spin, options.shift), (Spin::For(Duration::from_micros(7)), 22));
+        assert_eq!((options.spin, options.rings()), (Spin::For(Duration::from_micros(7)), 22));
+        let line = "--socket x --sndbuf 64K --ring-size 1M --ctrl-buffer-count 8 --mtu 2048 \
+                    --port-add-delay 30 --testlink-time 0";
+        let options = parsed(line).expect("options").expect("no help");
+        assert_eq!(options.rings(), rings_word([20, 16]));
+        let Settings { queues, mtu } = options.settings;
+        assert_eq!((queues.sends(), queues.receives(), mtu.bytes()), (8, 24, Some(2048)));
+        assert_eq!(options.port_delay, Duration::from_secs(30));
+        assert!(options.test_interval > Duration::from_secs(1 << 31));
+        let options = parsed("--socket x --rcvbuf 16K").expect("options").expect("no help");
+        assert_eq!(options.rings(), rings_word([14, 18]));
         assert!(parsed("--help").expect("help").is_none());
     }
 
@@ -195,7 +255,15 @@ mod tests {
             ("--socket x --spin often", "often"),
             ("--socket x --ring-size 65000", "power of two"),
             ("--socket x --ring-size 8K", "16K"),
+            ("--socket x --sndbuf 8M", "--sndbuf takes"),
+            ("--socket x --rcvbuf 1", "--rcvbuf takes"),
+            ("--socket x --ctrl-buffer-count 3", "from 4 to 512"),
+            ("--socket x --ctrl-buffer-count 513", "from 4 to 512"),
+            ("--socket x --mtu 1500", "1024, 2048"),
+            ("--socket x --mtu 0", "1024, 2048"),
+            ("--socket x --port-add-delay 3601", "3600"),
             ("--socket x --max-conns 256", "255"),
+            ("--socket x --max-conns 15", "16 to 255"),
             ("--socket x --max-links 0", "1 to 2"),
             ("--socket x --ueid !", "EID"),
             ("--socket x --pnet eth0", "NET1=eth0"),

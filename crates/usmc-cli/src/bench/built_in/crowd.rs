@@ -25,6 +25,9 @@ const SOME: usize = 2;
 const ENOUGH: usize = 150;
 /// Idle connections, as many as the target speaks of.
 const IDLE: usize = 1000;
+/// Idle connections that have had large messages, and how large these were.
+const LARGE_IDLE: usize = 100;
+const LARGE: usize = 64 << 10;
 /// Descriptors of a process besides its connections.
 const OTHERS: u64 = 64;
 
@@ -32,7 +35,8 @@ const OTHERS: u64 = 64;
 pub fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = SIZES.into_iter().map(|n| fanin(n, SOME, "")).collect();
     cases.extend([1000, 10_000].map(|n| fanin(n, ENOUGH, "-in-shared-memory")));
-    cases.push(idle());
+    cases.push(idle(IDLE, MESSAGE, ""));
+    cases.push(idle(LARGE_IDLE, LARGE, "-64KB"));
     cases
 }
 
@@ -85,24 +89,25 @@ fn fanin(connections: usize, before: usize, suffix: &str) -> Case {
     }
 }
 
-fn idle() -> Case {
-    let spec = spec(MESSAGE, MESSAGE, MESSAGE, Wait::Epoll, Vec::new());
+/// Connections that have had messages of so many bytes.
+fn idle(connections: usize, message: usize, suffix: &str) -> Case {
+    let spec = spec(message, message, message, Wait::Epoll, Vec::new());
     Case {
         workload: "idle",
-        variant: IDLE.to_string(),
+        variant: format!("{connections}{suffix}"),
         modes: NO_UNIX,
         measures: vec![cost("CPU of both sides", "ms/s"), cost("resident, per connection", "KiB")],
         per: "connection",
-        tier: Tier::Quick,
+        tier: if message == MESSAGE { Tier::Quick } else { Tier::All },
         needs: &[],
-        obstacle: obstacle(IDLE),
+        obstacle: obstacle(connections),
         server: None,
-        run: Box::new(move |world, seconds| run_idle(world, &spec, seconds)),
+        run: Box::new(move |world, seconds| run_idle(world, &spec, connections, seconds)),
     }
 }
 
-fn run_idle(world: &mut World, spec: &Spec, seconds: f64) -> Result<Outcome> {
-    let hold = Hold { connections: IDLE + 1, active: 0, before: ENOUGH, seconds };
+fn run_idle(world: &mut World, spec: &Spec, idle: usize, seconds: f64) -> Result<Outcome> {
+    let hold = Hold { connections: idle + 1, active: 0, before: ENOUGH, seconds };
     let mut client = start(world, spec, &hold)?;
     let pids = [world.servers(), vec![client.pid()]].concat();
     let base = cpus::resident(&pids);
@@ -115,13 +120,13 @@ fn run_idle(world: &mut World, spec: &Spec, seconds: f64) -> Result<Outcome> {
     rest(world, seconds)?;
     let cpu = (cpus::seconds(&pids) - cpu) / begin.elapsed().as_secs_f64();
     let resident = cpus::resident(&pids) - base;
-    let wanted = Wanted::All(if world.mode == Mode::Usmc { IDLE + 1 } else { 0 });
+    let wanted = Wanted::All(if world.mode == Mode::Usmc { idle + 1 } else { 0 });
     let proof = world.judge(&world.look(&pids, 0)?, wanted)?;
     client.tell("over")?;
     client.hear::<()>("measured")?;
     client.tell("tell")?;
     client.hear::<Done>("done")?;
-    let values = vec![cpu * 1e3, resident / 1024.0 / IDLE as f64];
+    let values = vec![cpu * 1e3, resident / 1024.0 / idle as f64];
     Ok(Outcome { values, cpu: None, frames: None, wakes: None, proof })
 }
 

@@ -1,4 +1,4 @@
-//! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `streams`.
+//! Requests and answers: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `streams`, `paced`.
 
 use super::spec;
 use crate::bench::case::{Case, Measure, Outcome, Serve, Tier, cost, rate, size};
@@ -28,6 +28,12 @@ const RR: [(usize, usize); 4] = [(1, 1), (200, 1000), (200, 32 << 10), (64 << 10
 /// And its stream: 20 MB one way, 1 byte back.
 const STREAMING: usize = 20_000_000;
 
+/// Microseconds between two exchanges: longer than a wait spins by default.
+const PACES: [u64; 2] = [200, 1000];
+
+/// The place of a pair with a core for each.
+const TWO: &str = "two-cores";
+
 /// Streams at the same time, of messages of 64 KB.
 const STREAMS: [usize; 3] = [1, 8, 64];
 
@@ -54,6 +60,9 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
     }
     cases.push(streaming());
     cases.extend(STREAMS.map(streams));
+    if let Some((_, cpus)) = places(cpus).into_iter().find(|(cores, _)| *cores == TWO) {
+        cases.extend(PACES.map(|pause_us| paced(pause_us, cpus.clone())));
+    }
     cases
 }
 
@@ -90,6 +99,8 @@ struct Talk {
     connections: usize,
     /// Exchanges after which a run ends earlier.
     most: u64,
+    /// Microseconds between two of them.
+    pause_us: u64,
 }
 
 /// A case of its own pair of processes. `made_of` says of how many operations CPU time is counted in an exchange.
@@ -101,7 +112,7 @@ fn case(
     talk: Talk,
     values: impl Fn(&Measured) -> Vec<f64> + 'static,
 ) -> Case {
-    let Talk { spec, connections, most } = talk;
+    let Talk { spec, connections, most, pause_us } = talk;
     let server_spec = spec.clone();
     Case {
         workload: name.0,
@@ -117,7 +128,7 @@ fn case(
             Ok(Wanted::All(connections))
         })),
         run: Box::new(move |world, seconds| {
-            let client = Role::Exchange(Exchange { connections, seconds, most });
+            let client = Role::Exchange(Exchange { connections, seconds, most, pause_us });
             let measured = pair::clients(world, &spec, &client, Shown::Bytes(connections))?;
             let cpu = measured.cpu(made_of);
             let [frames, wakes] = measured.counts(made_of);
@@ -127,7 +138,7 @@ fn case(
 }
 
 fn one(spec: Spec) -> Talk {
-    Talk { spec, connections: 1, most: u64::MAX }
+    Talk { spec, connections: 1, most: u64::MAX, pause_us: 0 }
 }
 
 fn ping_pong(bytes: usize, wait: Wait, cores: &'static str, cpus: Vec<usize>) -> Case {
@@ -173,7 +184,7 @@ fn flow(name: (&'static str, String), burst: usize, tier: Tier, talk: Talk) -> C
 fn ipc() -> Case {
     let spec = spec(IPC_SIZE, IPC_SIZE, IPC_SIZE, Wait::Blocking, Vec::new());
     let measures = [rate("messages", "k/s").in_words("100 bytes there and back")];
-    let talk = Talk { spec, connections: 1, most: IPC_COUNT };
+    let talk = Talk { most: IPC_COUNT, ..one(spec) };
     let name = ("ipc", String::new());
     case(name, &measures, ("message", 1.0), Tier::Quick, talk, |m| vec![m.rate() / 1e3])
 }
@@ -184,7 +195,7 @@ fn rr(request: usize, answer: usize, connections: usize) -> Case {
     let name = (workload, format!("{}-{}", size(request), size(answer)));
     let spec = spec(request, answer, request.max(answer), Wait::Blocking, Vec::new());
     let measures = [rate("transactions", "k/s"), cost("half a transaction, median", "µs")];
-    let talk = Talk { spec, connections, most: u64::MAX };
+    let talk = Talk { connections, ..one(spec) };
     let values = |m: &Measured| vec![m.rate() / 1e3, m.done[0].one_way_us];
     case(name, &measures, ("transaction", 1.0), tier, talk, values)
 }
@@ -197,6 +208,15 @@ fn streaming() -> Case {
 /// Several streams of one client to one server, each with two threads.
 fn streams(connections: usize) -> Case {
     let spec = spec(BURST, 1, 64 << 10, Wait::Blocking, Vec::new());
-    let talk = Talk { spec, connections, most: u64::MAX };
+    let talk = Talk { connections, ..one(spec) };
     flow(("streams", connections.to_string()), BURST, Tier::All, talk)
+}
+
+/// An exchange now and then: the client computes in between, on a core of its own.
+fn paced(pause_us: u64, cpus: Vec<usize>) -> Case {
+    let spec = spec(14, 14, 14, Wait::Epoll, cpus);
+    let name = ("paced", format!("{pause_us}us"));
+    let measures = [cost("half an exchange, median", "µs")];
+    let talk = Talk { pause_us, ..one(spec) };
+    case(name, &measures, ("exchange", 1.0), Tier::All, talk, |m| vec![m.done[0].one_way_us])
 }

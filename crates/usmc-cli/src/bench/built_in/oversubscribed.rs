@@ -41,7 +41,8 @@ fn case(name: &'static str, what: What, tier: Tier, cpus: &[usize]) -> Case {
         obstacle: None,
         server: None,
         run: Box::new(move |world, seconds| {
-            let client = Role::Exchange(Exchange { connections: 1, seconds, most: u64::MAX });
+            let client =
+                Role::Exchange(Exchange { connections: 1, seconds, most: u64::MAX, pause_us: 0 });
             let server = Role::ServeLines { connections: 1 };
             let measured = pair::run(world, &spec, &server, &client, PAIRS, Shown::Bytes(1))?;
             let (scale, parts) = match is_stream {

@@ -1,5 +1,6 @@
-//! Requests and answers on connections with a thread each: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`.
+//! Requests and answers on connections with a thread each: `pingpong`, `stream`, `ipc`, `rr1`, `rr10`, `streaming`, `paced`.
 
+use std::hint::spin_loop;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -90,6 +91,14 @@ impl Talk {
             self.times[done as usize % TIMES] = (now - last).as_nanos().min(u32::MAX.into()) as u32;
             last = now;
             done += 1;
+            if wanted.pause_us > 0 {
+                // No sleep: what wakes this end is to be the answer alone.
+                let next = now + Duration::from_micros(wanted.pause_us);
+                while last < next {
+                    spin_loop();
+                    last = begin.elapsed();
+                }
+            }
         }
         self.times.truncate(done as usize);
         Ok(done)

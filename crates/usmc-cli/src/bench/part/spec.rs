@@ -109,6 +109,9 @@ pub struct Exchange {
     pub seconds: f64,
     /// The run ends earlier after so many exchanges on each connection.
     pub most: u64,
+    /// The client computes for so many microseconds between two of them.
+    #[serde(default)]
+    pub pause_us: u64,
 }
 
 /// Connect, one request, its answer, close.

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::compose::shell_words;
+use crate::config::profiles::Profile;
 use crate::library::{self, Library};
 use crate::place::{self, Place};
 use crate::program;
@@ -35,8 +36,9 @@ pub fn run(args: &Args) -> Result<()> {
     let steps = Steps { is_dry: args.dry_run };
     let library = library::find()?;
     library.files().try_for_each(trusted)?;
-    let plans: Result<Vec<Plan>> =
-        args.services.iter().map(|name| plan(name, args, &library)).collect();
+    let profile = args.profile()?;
+    let plan = |name: &String| plan(name, args, &library, profile.as_ref());
+    let plans: Result<Vec<Plan>> = args.services.iter().map(plan).collect();
     let plans = plans?;
     let is_ours = group::is_ours_to_undo(&args.name);
     let done = bring(&steps, args, &plans);
@@ -85,7 +87,7 @@ fn trusted(library: &Path) -> Result<()> {
     Ok(())
 }
 
-fn plan(name: &str, args: &Args, library: &Library) -> Result<Plan> {
+fn plan(name: &str, args: &Args, library: &Library, profile: Option<&Profile>) -> Result<Plan> {
     let unit = Unit::find(name)?;
     let before = unit.made()?;
     let (users, mut notes) = users(&unit, &args.user, before)?;
@@ -97,6 +99,7 @@ fn plan(name: &str, args: &Args, library: &Library) -> Result<Plan> {
         preload,
         library_dir: &dropin::directory_of(preload),
         users: &users,
+        profile,
     };
     let made = dropin::of(&unit.settings, &wanted, syscalls::set);
     let mut drop_in = made.map_err(|why| anyhow::anyhow!("{}: {why}", unit.name))?;
