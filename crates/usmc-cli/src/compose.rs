@@ -12,9 +12,9 @@ use std::process::Command;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::fit::Fit;
 use crate::library;
 use crate::steps::Steps;
-use image::Fit;
 use project::{Project, Service};
 
 /// The override's name.
