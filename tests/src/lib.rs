@@ -21,6 +21,7 @@ pub mod leftovers;
 pub mod memory;
 pub mod netns;
 pub mod network;
+pub mod node;
 pub mod process;
 pub mod procfs;
 pub mod qmp;

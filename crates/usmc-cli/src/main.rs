@@ -23,6 +23,7 @@ mod fit;
 mod groups;
 mod imports;
 mod ivshmem;
+mod kubernetes;
 mod library;
 mod machine;
 mod nri;

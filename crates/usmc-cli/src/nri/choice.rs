@@ -14,8 +14,8 @@ pub const LABEL: &str = "usmc.io/enabled";
 pub const LIBRARY_DIR: &str = "/usmc";
 /// Where it has the ISM directory.
 pub const ISM_DIR: &str = "/usmc-ism";
-/// Namespaces of the cluster's own.
-const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
+/// Namespaces of the cluster's own, and that of the plugin.
+const SYSTEM: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "usmc-system"];
 /// Words in the names of handlers whose containers have a kernel of their own, or something else in its place.
 const SANDBOXES: [&str; 8] =
     ["runsc", "gvisor", "kata", "firecracker", "sysbox", "wasm", "wasmtime", "hyperv"];
@@ -89,6 +89,11 @@ pub fn is_namespace(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
+/// Whether a namespace is the cluster's own, or that of the plugin.
+pub fn is_system(namespace: &str) -> bool {
+    SYSTEM.contains(&namespace)
+}
+
 impl Rules {
     /// Whether a container is given the library.
     ///
@@ -100,7 +105,7 @@ impl Rules {
         if label == Some("false") {
             return Err(Left::OptedOut);
         }
-        if SYSTEM.contains(&&*pod.namespace) {
+        if is_system(&pod.namespace) {
             return Err(Left::System);
         }
         if label != Some("true") && !self.namespaces.contains(&pod.namespace) {
