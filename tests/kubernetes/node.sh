@@ -1,6 +1,6 @@
 #!/bin/sh
-# The first process of a node: namespaces of its own (network, mounts, processes), in which /run, /opt and /var/lib are empty. What is
-# started in there ends with it. Usage: unshare --mount --net --pid --fork --kill-child --mount-proc sh node.sh DIR PROGRAMS
+# The first process of a node: namespaces of its own (network, name, mounts, processes), in which /run, /opt and /var/lib are empty. What is
+# started in there ends with it. Usage: unshare --mount --net --uts --pid --fork --kill-child --mount-proc sh node.sh DIR PROGRAMS
 set -eu
 dir=$1 programs=$2
 mkdir -p "$dir/lib" "$dir/net"
@@ -8,6 +8,7 @@ mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /opt
 mount --bind "$dir/lib" /var/lib
 ip link set lo up
+hostname node
 cat >"$dir/net/10-net.conflist" <<'END'
 {"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true,
  "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.217.0.0/24"}]]}}]}

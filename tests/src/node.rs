@@ -82,7 +82,16 @@ impl<'a> Node<'a> {
             programs.display()
         );
         let mut init = fixture.plain("unshare");
-        init.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
+        init.args([
+            "--mount",
+            "--net",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+        ]);
         init.arg(build::tests_dir().join("kubernetes/node.sh")).arg(dir).arg(&programs);
         let mut init = fixture.spawn(init);
         init.line_after("ready");
@@ -113,7 +122,7 @@ impl<'a> Node<'a> {
     /// A command in the node.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = self.fixture.plain("nsenter");
-        command.args(["--target", &self.first.to_string(), "--mount", "--pid", "--net"]);
+        command.args(["--target", &self.first.to_string(), "--mount", "--pid", "--net", "--uts"]);
         command.arg(program.as_ref());
         let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs().display());
         command.env("PATH", path).env_remove("USMC_ISM_DIR");
@@ -257,7 +266,7 @@ fn remove_cgroup(path: &Path) {
 }
 
 /// The one process that another one has started.
-fn child(pid: i32) -> Option<i32> {
+pub fn child(pid: i32) -> Option<i32> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
