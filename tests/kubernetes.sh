@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds what a node of Kubernetes is made of into DIR, from the Go module proxy: containerd, crictl, plugins for pods' networks; and
-# with `cluster` also an API server with its store. Versions are fixed. Where Go or the proxy is missing, that is an error.
+# with `cluster` also an API server with its store, and kubectl. Versions are fixed. Where Go or the proxy is missing, that is an error.
 # Usage: kubernetes.sh DIR [cluster]
 set -eu
 dir=$1 what=${2:-node}
@@ -44,7 +44,7 @@ if [ ! -x "$dir/kube-apiserver" ]; then
     sed -i 's#=> ./staging/src/k8s.io/\([a-z-]*\)#=> k8s.io/\1 v0.37.2#' go.mod
     rm -f go.work
     build -ldflags '-X k8s.io/component-base/version.gitVersion=v1.37.2 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37' \
-        ./cmd/kube-apiserver
+        ./cmd/kube-apiserver ./cmd/kubectl
 fi
 if [ ! -x "$dir/etcd" ]; then
     source_of go.etcd.io/etcd/server/v3@v3.7.3

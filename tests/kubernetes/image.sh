@@ -11,7 +11,7 @@ words=
 for word in "$@"; do words="$words${words:+, }\"$word\""; done
 case $(uname -m) in x86_64) machine=amd64 ;; aarch64) machine=arm64 ;; *) machine=$(uname -m) ;; esac
 cat >"$work/config.json" <<END
-{"architecture": "$machine", "os": "linux", "config": {"Env": ["PATH=/usr/bin:/bin"], "Cmd": [$words], "WorkingDir": "/"},
+{"architecture": "$machine", "os": "linux", "config": {"Env": ["PATH=/usr/bin:/bin"], "Entrypoint": [$words], "WorkingDir": "/"},
  "rootfs": {"type": "layers", "diff_ids": ["sha256:$layer"]}}
 END
 echo "[{\"Config\": \"config.json\", \"RepoTags\": [\"$name\"], \"Layers\": [\"layer.tar\"]}]" >"$work/manifest.json"

@@ -1,7 +1,7 @@
 //! A node of Kubernetes, as far as it takes no kubelet: a real containerd with pods of its own, in namespaces of a test's own
 //! (`kubernetes/node.sh`). Its programs are built by `kubernetes.sh`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -116,7 +116,7 @@ impl<'a> Node<'a> {
 
     /// Kills it. Its containers go on.
     pub fn kill_containerd(&mut self) {
-        kill(self.containerd.take().expect("a containerd"));
+        kill(&mut self.containerd.take().expect("a containerd"));
     }
 
     /// A command in the node.
@@ -149,11 +149,6 @@ impl<'a> Node<'a> {
 
     /// Starts a pod with one container.
     pub fn start_pod(&self, pod: &Pod<'_>) -> Running {
-        let write = |kind: &str, value: &Value| {
-            let path = self.fixture.scratch().join(format!("{}.{kind}.json", pod.name));
-            fs::write(&path, value.to_string()).expect("our own file");
-            path.to_string_lossy().into_owned()
-        };
         let labels: serde_json::Map<String, Value> =
             pod.labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
         let sandbox = json!({
@@ -171,20 +166,18 @@ impl<'a> Node<'a> {
             "envs": env,
             "linux": {"security_context": user.unwrap_or_else(|| json!({}))},
         });
-        let (sandbox, container) = (write("pod", &sandbox), write("container", &container));
+        let sandbox = self.write(&format!("{}.pod", pod.name), &sandbox);
+        let container = self.write(pod.name, &container);
         let pod = self.crictl(&["runp", &sandbox]).trim().to_owned();
         let container = self.crictl(&["create", &pod, &container, &sandbox]).trim().to_owned();
         self.crictl(&["start", &container]);
-        let told: Value =
-            serde_json::from_str(&self.crictl(&["inspectp", &pod])).expect("JSON of crictl");
-        let address = told["status"]["network"]["ip"].as_str().expect("an address").to_owned();
+        let address = self.address(&pod);
         Running { pod, container, address }
     }
 
     /// What containerd says of a container.
     pub fn inspect(&self, running: &Running) -> Value {
-        serde_json::from_str(&self.crictl(&["inspect", &running.container]))
-            .expect("JSON of crictl")
+        self.inspect_id(&running.container)
     }
 
     /// Ends a pod.
@@ -192,7 +185,121 @@ impl<'a> Node<'a> {
         self.crictl(&["rmp", "--force", &running.pod]);
     }
 
-    /// Makes both images and imports them.
+    /// Imports a directory as an image.
+    fn import_image(&self, name: &str, root: &Path, program: &str) {
+        let file = root.with_extension("tar");
+        let mut pack = self.fixture.plain("sh");
+        pack.arg(build::tests_dir().join("kubernetes/image.sh")).arg(name).arg(root);
+        pack.arg(&file).arg(program);
+        self.fixture.run(pack);
+        let file = file.to_string_lossy().into_owned();
+        self.run("ctr", &["--namespace", "k8s.io", "image", "import", "--local", &file]);
+    }
+
+    /// Makes an image of uSMC under the name that `make image` gives it, and imports it. Linked dynamically, as what is tested is.
+    pub fn import_usmc(&self, version: &str) {
+        let root = self.fixture.scratch().join("usmc");
+        let (usmc, library) = (build::usmc(), build::usmc().with_file_name("libusmc_preload.so"));
+        copy_with_libraries(&[usmc], &root);
+        fs::create_dir(root.join("usmc")).expect("our own directory");
+        for file in [usmc, &library] {
+            let name = file.file_name().expect("a name");
+            fs::copy(file, root.join("usmc").join(name)).expect("our own file");
+        }
+        self.import_image(&format!("docker.io/library/usmc:{version}"), &root, "/usmc/usmc");
+    }
+
+    /// Runs what a pod's template says, as a kubelet would: containers with their arguments, mounts and rights. Returns the
+    /// pod's address, and the ids of its containers by name.
+    ///
+    /// # Panics
+    /// When one of them cannot be started, or an init container fails.
+    pub fn start_template(
+        &self,
+        name: &str,
+        template: &Value,
+    ) -> (String, HashMap<String, String>) {
+        let spec = &template["spec"];
+        let pid = if spec["hostPID"] == true { 2 } else { 0 };
+        let sandbox = json!({
+            "metadata": {"name": name, "namespace": "usmc-system", "uid": name, "attempt": 1},
+            "log_directory": self.fixture.scratch(),
+            "linux": {"cgroup_parent": format!("/{}", self.cgroup),
+                      "security_context": {"namespace_options": {"pid": pid}}},
+        });
+        let sandbox_file = self.write(&format!("{name}.pod"), &sandbox);
+        let pod = self.crictl(&["runp", &sandbox_file]).trim().to_owned();
+        let mut ids = HashMap::new();
+        for (list, is_init) in [("initContainers", true), ("containers", false)] {
+            for container in spec[list].as_array().expect("containers") {
+                let name = container["name"].as_str().expect("a name");
+                let config = self.write(name, &self.container(container, &spec["volumes"], pid));
+                let id = self.crictl(&["create", &pod, &config, &sandbox_file]).trim().to_owned();
+                self.crictl(&["start", &id]);
+                if is_init {
+                    self.fixture.wait_until(name, || self.state(&id) == "CONTAINER_EXITED");
+                    let status = self.inspect_id(&id)["status"]["exitCode"].clone();
+                    assert_eq!(status, 0, "{name}: {}", self.crictl(&["logs", &id]));
+                }
+                ids.insert(name.to_owned(), id);
+            }
+        }
+        (self.address(&pod), ids)
+    }
+
+    /// A container of a template in the runtime's words.
+    fn container(&self, container: &Value, volumes: &Value, pid: i32) -> Value {
+        let security = &container["securityContext"];
+        let mounts = container["volumeMounts"].as_array().expect("mounts").iter().map(|mount| {
+            let volumes = volumes.as_array().expect("volumes").iter();
+            let volume = volumes.clone().find(|volume| volume["name"] == mount["name"]);
+            let volume = volume.expect("a volume");
+            // The ConfigMap's files are written by the test.
+            let path = volume["hostPath"]["path"].as_str().unwrap_or("/run/configmap");
+            self.run("mkdir", &["-p", path]);
+            json!({"host_path": path, "container_path": mount["mountPath"],
+                   "readonly": mount["readOnly"] == true})
+        });
+        let capabilities = &security["capabilities"];
+        let list = |kind: &str| capabilities.get(kind).cloned().unwrap_or_else(|| json!([]));
+        json!({
+            "metadata": {"name": container["name"]},
+            "image": {"image": container["image"]},
+            "args": container["args"],
+            "mounts": mounts.collect::<Vec<Value>>(),
+            "log_path": format!("{}.log", container["name"].as_str().expect("a name")),
+            "linux": {"security_context": {
+                "run_as_user": {"value": security["runAsUser"]},
+                "readonly_rootfs": security["readOnlyRootFilesystem"] == true,
+                "no_new_privs": security["allowPrivilegeEscalation"] == false,
+                "capabilities": {"add_capabilities": list("add"), "drop_capabilities": list("drop")},
+                "namespace_options": {"pid": pid},
+                "seccomp": {"profile_type": 0},
+            }},
+        })
+    }
+
+    fn write(&self, name: &str, value: &Value) -> String {
+        let path = self.fixture.scratch().join(format!("{name}.json"));
+        fs::write(&path, value.to_string()).expect("our own file");
+        path.to_string_lossy().into_owned()
+    }
+
+    fn state(&self, id: &str) -> String {
+        self.inspect_id(id)["status"]["state"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn inspect_id(&self, id: &str) -> Value {
+        serde_json::from_str(&self.crictl(&["inspect", id])).expect("JSON of crictl")
+    }
+
+    fn address(&self, pod: &str) -> String {
+        let told: Value =
+            serde_json::from_str(&self.crictl(&["inspectp", pod])).expect("JSON of crictl");
+        told["status"]["network"]["ip"].as_str().expect("an address").to_owned()
+    }
+
+    /// Makes both images of the tests and imports them.
     fn import(&self) {
         let scratch = self.fixture.scratch();
         let (pause, redis) = (scratch.join("pause"), scratch.join("redis"));
@@ -204,31 +311,11 @@ impl<'a> Node<'a> {
         compiler.args(["-static", "-o"]).arg(pause.join("pause"));
         compiler.arg(build::tests_dir().join("kubernetes/pause.c"));
         self.fixture.run(compiler);
-        let mut files: BTreeSet<PathBuf> = PROGRAMS.iter().map(PathBuf::from).collect();
-        for program in PROGRAMS {
-            let out = tool("ldd", &[program]);
-            let text = String::from_utf8_lossy(&out.stdout).into_owned();
-            let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
-            files.extend(paths.map(PathBuf::from));
-        }
-        for file in files {
-            let to = redis.join(file.strip_prefix("/").expect("absolute"));
-            fs::create_dir_all(to.parent().expect("a directory")).expect("our own directory");
-            fs::copy(&file, &to).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        }
+        copy_with_libraries(&PROGRAMS.map(Path::new), &redis);
         let users = "root:x:0:0::/:/bin/sh\nredis:x:999:999::/:/bin/sh\n";
         fs::write(redis.join("etc/passwd"), users).expect("our own file");
-        for (name, root, program) in
-            [("usmc.test/pause:1", &pause, "/pause"), (IMAGE, &redis, "redis-server")]
-        {
-            let file = root.with_extension("tar");
-            let mut pack = self.fixture.plain("sh");
-            pack.arg(build::tests_dir().join("kubernetes/image.sh")).arg(name).arg(root);
-            pack.arg(&file).arg(program);
-            self.fixture.run(pack);
-            let file = file.to_string_lossy().into_owned();
-            self.run("ctr", &["--namespace", "k8s.io", "image", "import", "--local", &file]);
-        }
+        self.import_image("usmc.test/pause:1", &pause, "/pause");
+        self.import_image(IMAGE, &redis, "redis-server");
     }
 
     /// Ends it: asserts that its pods can be removed.
@@ -256,6 +343,25 @@ impl Drop for Node<'_> {
     }
 }
 
+/// Copies programs to where they are in a root of their own, with the libraries that they are linked with.
+fn copy_with_libraries(programs: &[&Path], root: &Path) {
+    let mut files: BTreeSet<PathBuf> = BTreeSet::new();
+    for program in programs {
+        let out = tool("ldd", &[&program.to_string_lossy()]);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let paths = text.split_whitespace().filter(|word| word.starts_with('/'));
+        files.extend(paths.map(PathBuf::from));
+        // Those of the system.
+        files.extend(program.starts_with("/usr").then(|| program.to_path_buf()));
+        files.extend(program.starts_with("/bin").then(|| program.to_path_buf()));
+    }
+    for file in files {
+        let to = root.join(file.strip_prefix("/").expect("absolute"));
+        fs::create_dir_all(to.parent().expect("a directory")).expect("our own directory");
+        fs::copy(&file, &to).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    }
+}
+
 fn remove_cgroup(path: &Path) {
     for below in fs::read_dir(path).into_iter().flatten().flatten() {
         if below.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -272,8 +378,8 @@ pub fn child(pid: i32) -> Option<i32> {
 }
 
 /// Kills what nsenter has started, by which nsenter ends, too.
-pub fn kill(mut process: Process) {
-    signal(&process, libc::SIGKILL);
+pub fn kill(process: &mut Process) {
+    signal(process, libc::SIGKILL);
     process.wait();
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
+use usmc_tests::api_server::ApiServer;
 use usmc_tests::node::{self, Node, Pod, Running};
 use usmc_tests::ss::Socket;
 use usmc_tests::{Fixture, Process, build};
@@ -22,9 +23,22 @@ const AS_REDIS: [&str; 6] = ["setpriv", "--reuid", "999", "--regid", "999", "--c
 
 /// A node with the plugin.
 struct Plugged<'a> {
-    node: Node<'a>,
+    pods: Pods<'a>,
     plugin: Process,
+}
+
+/// A node whose pods have redis.
+struct Pods<'a> {
+    node: Node<'a>,
     fixture: &'a Fixture,
+}
+
+impl<'a> std::ops::Deref for Plugged<'a> {
+    type Target = Pods<'a>;
+
+    fn deref(&self) -> &Pods<'a> {
+        &self.pods
+    }
 }
 
 impl<'a> Plugged<'a> {
@@ -32,7 +46,7 @@ impl<'a> Plugged<'a> {
         let node = Node::start(fixture);
         node.run(build::usmc(), &["export", "--quiet", "/opt/usmc"]);
         let plugin = plugin(fixture, &node, "/run/nri/nri.sock");
-        let plugged = Plugged { node, plugin, fixture };
+        let plugged = Plugged { pods: Pods { node, fixture }, plugin };
         plugged.list("shop");
         plugged.until_ready(true);
         plugged
@@ -50,6 +64,12 @@ impl<'a> Plugged<'a> {
             probe.args(["nri", "--ready"]);
             probe.status().expect("nsenter").success() == is_ready
         });
+    }
+}
+
+impl Pods<'_> {
+    fn end(self) {
+        self.node.end();
     }
 
     fn server(&self, pod: &Pod<'_>) -> Running {
@@ -184,12 +204,12 @@ fn pods_start_whatever_becomes_of_the_plugin_and_of_containerd() {
     assert!(here.has_library(&first));
 
     // Killed, it is no part of anything; a pod that had the library goes on.
-    node::kill(here.plugin);
+    node::kill(&mut here.plugin);
     here.plugin = plugin(&fixture, &here.node, "/run/nonexistent.sock");
     here.until_ready(false);
     let second = here.node.start_pod(&Pod { name: "second", ..shop.clone() });
     assert!(!here.has_library(&second));
-    node::kill(here.plugin);
+    node::kill(&mut here.plugin);
 
     // One that stands still: containerd waits for two seconds, and goes on without it.
     here.plugin = plugin(&fixture, &here.node, "/run/nri/nri.sock");
@@ -202,9 +222,9 @@ fn pods_start_whatever_becomes_of_the_plugin_and_of_containerd() {
     let fourth = here.node.start_pod(&Pod { name: "fourth", ..shop.clone() });
     assert!(here.has_library(&fourth));
 
-    here.node.kill_containerd();
+    here.pods.node.kill_containerd();
     here.until_ready(false);
-    here.node.start_containerd();
+    here.pods.node.start_containerd();
     here.until_ready(true);
     let fifth = here.node.start_pod(&Pod { name: "fifth", ..shop.clone() });
     assert!(here.has_library(&fifth) && here.has_library(&first));
@@ -218,12 +238,154 @@ fn pods_start_whatever_becomes_of_the_plugin_and_of_containerd() {
     fixture.finish();
 }
 
+/// What `usmc` says to a cluster; with whether it succeeded.
+fn usmc(api: &ApiServer<'_>, args: &[&str]) -> (bool, String) {
+    let out = api.command(build::usmc()).args(args).output().expect("nsenter");
+    let said = [out.stdout, out.stderr].concat();
+    (out.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn object(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The list as a kubelet mounts it.
+fn mount_list(node: &Node<'_>, api: &ApiServer<'_>) {
+    let map =
+        object(&api.kubectl(&["-n", "usmc-system", "get", "configmap", "usmc", "-o", "json"]));
+    let file = node.root().join("run/configmap/namespaces");
+    node.run("mkdir", &["-p", "/run/configmap"]);
+    fs::write(file, map["data"]["namespaces"].as_str().unwrap_or_default())
+        .expect("the node's own");
+}
+
+#[test]
+fn the_manifests_are_taken_and_do_what_they_say() {
+    if !node::is_wanted() {
+        return;
+    }
+    let fixture = Fixture::with_limit("manifests", Duration::from_secs(180));
+    let node = Node::start(&fixture);
+    let api = ApiServer::start(&fixture, &node);
+    let dir = build::tests_dir().join("../packages/kubernetes");
+    let part = |name: &str| dir.join(name).to_string_lossy().into_owned();
+    let usmc = |args: &[&str]| usmc(&api, args);
+
+    let (done, said) = usmc(&["enable", "--kubernetes", "shop"]);
+    assert!(!done && said.contains("kubectl apply -k packages/kubernetes/base"), "{said}");
+    let apply = |path: &str| api.kubectl(&["apply", "--validate=strict", "-k", path]);
+    api.kubectl(&["create", "namespace", "shop"]);
+    apply(&part("example"));
+    let said = apply(&part("base"));
+    assert!(said.contains("daemonset.apps/usmc configured"), "without-nri is taken back: {said}");
+    let overlay = fixture.scratch().join("overlay");
+    fs::create_dir(&overlay).expect("our own directory");
+    // kustomize wants them relative.
+    std::os::unix::fs::symlink(&dir, fixture.scratch().join("kubernetes")).expect("our own link");
+    let up = |name: &str| {
+        let real = fs::canonicalize(dir.join(name)).expect("a directory");
+        format!(
+            "{}{}",
+            "../".repeat(overlay.components().count() - 1),
+            &real.to_string_lossy()[1..]
+        )
+    };
+    let text = format!("resources: [{}]\ncomponents: [{}]\n", up("base"), up("tcp-option"));
+    fs::write(overlay.join("kustomization.yaml"), text).expect("our own file");
+    api.kubectl(&[
+        "apply",
+        "--validate=strict",
+        "--dry-run=server",
+        "-k",
+        &overlay.to_string_lossy(),
+    ]);
+
+    // The command does what it says, only that, and undoes it.
+    let map = || {
+        api.kubectl(&["-n", "usmc-system", "get", "configmap", "usmc", "-o", "jsonpath={.data}"])
+    };
+    let cache =
+        || object(&api.kubectl(&["-n", "shop", "get", "deployment", "cache", "-o", "json"]));
+    let (map_before, cache_before) = (map(), cache()["spec"].clone());
+    let both = ["--kubernetes", "web", "--kubernetes", "shop/deploy/cache"];
+    let (done, said) = usmc(&[&["enable"], &both[..]].concat());
+    assert!(!done && said.contains("there is no namespace web"), "{said}");
+    api.kubectl(&["create", "namespace", "web"]);
+    let (done, said) = usmc(&[&["enable", "--dry-run"], &both[..]].concat());
+    assert!(
+        done && said.contains("would run `kubectl --namespace shop patch deployment"),
+        "{said}"
+    );
+    assert_eq!((map(), cache()["spec"].clone()), (map_before, cache_before.clone()));
+    assert!(usmc(&[&["enable"], &both[..]].concat()).0);
+    let label = &cache()["spec"]["template"]["metadata"]["labels"]["usmc.io/enabled"].clone();
+    assert_eq!(label, "true");
+    assert_eq!(map(), "{\"namespaces\":\"web\\n\"}");
+    let status = object(&usmc(&["status", "--kubernetes", "--json"]).1);
+    let rows: Vec<&str> = status["enabled"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter_map(|row| row["name"].as_str())
+        .collect();
+    assert_eq!(rows, ["web", "cache"], "{status}");
+    apply(&part("base"));
+    assert!(map().contains("web"), "applying it again leaves the list alone");
+    assert!(usmc(&[&["disable"], &both[..]].concat()).0);
+    assert_eq!(
+        (map(), cache()["spec"].clone()),
+        ("{\"namespaces\":\"\"}".to_owned(), cache_before)
+    );
+    usmc(&["enable", "--kubernetes", "shop"]);
+    let (done, said) = usmc(&["disable", "--kubernetes", "web"]);
+    assert!(!done && said.contains("web is not enabled"), "{said}");
+    let (done, said) = usmc(&["enable", "--kubernetes", "kube-system"]);
+    assert!(!done && said.contains("left alone"), "{said}");
+
+    // What the DaemonSet says is run as it says, with its rights and no more.
+    node.import_usmc("0.1.0");
+    mount_list(&node, &api);
+    let set =
+        object(&api.kubectl(&["-n", "usmc-system", "get", "daemonset", "usmc", "-o", "json"]));
+    let template = &set["spec"]["template"];
+    let (address, ids) = node.start_template("usmc", template);
+    let nri = template["spec"]["containers"].as_array().expect("containers");
+    let nri = nri.iter().find(|one| one["name"] == "nri").expect("a plugin");
+    let probe = nri["readinessProbe"]["exec"]["command"].as_array().expect("a command");
+    let probe: Vec<&str> = probe.iter().filter_map(Value::as_str).collect();
+    fixture.wait_until("readiness", || {
+        let config = fixture.scratch().join("crictl.yaml");
+        let mut exec = node.command("crictl");
+        exec.arg("--config").arg(config).args(["exec", "--sync", &ids["nri"]]).args(&probe);
+        exec.output().is_ok_and(|out| out.status.success())
+    });
+    // Nothing on a node needs it.
+    api.end();
+    let shop = Pod { namespace: "shop", ..Pod::default() };
+    let here = Pods { node, fixture: &fixture };
+    let server = here.server(&Pod { name: "cache", ..shop.clone() });
+    let app = here.client(&Pod { name: "app", user: Some(1000), ..shop.clone() }, &server);
+    here.until_smcd(&server, &app);
+    fixture.wait_until("metrics", || {
+        let url = format!("http://{address}:9477/metrics");
+        let text = here.node.run("curl", &["--silent", "--show-error", &url]);
+        let is_it = |line: &str| {
+            line.starts_with("usmc_connections{")
+                && line.contains("mode=\"SMCD\"")
+                && line.contains("redis-server")
+        };
+        text.lines().any(|line| is_it(line) && line.ends_with(" 3"))
+    });
+    here.end();
+    fixture.finish();
+}
+
 impl Plugged<'_> {
     /// Ends the plugin as a kubelet does, and the node.
     fn plugin_ends(mut self) {
         node::signal(&self.plugin, libc::SIGTERM);
         assert!(self.plugin.wait().success(), "{}", self.plugin.errors());
-        self.node.end();
+        self.pods.end();
     }
 }
 
@@ -240,10 +402,10 @@ fn frames_are_recorded() {
     let mut proxy = node.command("socat");
     proxy.args(["-r", &at("plugin"), "-R", &at("runtime")]);
     proxy.args(["UNIX-LISTEN:/run/recorded.sock", "UNIX-CONNECT:/run/nri/nri.sock"]);
-    let proxy = fixture.spawn(proxy);
+    let mut proxy = fixture.spawn(proxy);
     let socket = node.root().join("run/recorded.sock");
     fixture.wait_until("socat", || socket.exists());
-    let plugin = plugin(&fixture, &node, "/run/recorded.sock");
+    let mut plugin = plugin(&fixture, &node, "/run/recorded.sock");
     fixture.wait_until("registration", || plugin.errors().contains("registered"));
     let shop = Pod { namespace: "shop", command: &["sleep", "600"], ..Pod::default() };
     let jemalloc = [("LD_PRELOAD", "/lib/libjemalloc.so.2")];
@@ -252,8 +414,8 @@ fn frames_are_recorded() {
     let labels = [("usmc.io/enabled", "false")];
     node.start_pod(&Pod { name: "out", labels: &labels, ..shop.clone() });
     node.start_pod(&Pod { name: "other", namespace: "web", ..shop.clone() });
-    node::kill(plugin);
-    node::kill(proxy);
+    node::kill(&mut plugin);
+    node::kill(&mut proxy);
     for name in ["runtime", "plugin"] {
         let to = build::tests_dir().join(format!("kubernetes/frames.{name}"));
         fs::copy(at(name), to).expect("a file of the repository");

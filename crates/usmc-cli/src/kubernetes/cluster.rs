@@ -96,12 +96,13 @@ impl fmt::Display for Nodes {
 
 #[derive(Deserialize)]
 struct ConfigMap {
-    #[serde(default)]
-    data: HashMap<String, String>,
+    data: Option<HashMap<String, String>>,
 }
 
 /// The list of namespaces.
 pub struct List {
+    /// Whether the ConfigMap has anything.
+    has_data: bool,
     text: Option<String>,
     /// Those in it.
     pub names: BTreeSet<String>,
@@ -114,12 +115,13 @@ impl List {
     /// There is no ConfigMap, or kubectl says no.
     pub fn read() -> Result<List> {
         let found: Option<ConfigMap> = get(&["--namespace", SYSTEM, "configmap", NAME])?;
-        let mut found = found.with_context(|| {
+        let found = found.with_context(|| {
             format!("there is no ConfigMap {SYSTEM}/{NAME}; `{INSTALL}` puts it there")
         })?;
-        let text = found.data.remove(KEY);
+        let has_data = found.data.is_some();
+        let text = found.data.and_then(|mut data| data.remove(KEY));
         let names = choice::listed(text.as_deref().unwrap_or_default());
-        Ok(List { text, names })
+        Ok(List { has_data, text, names })
     }
 
     /// Makes it a list of these. Somebody who was faster is an error.
@@ -128,17 +130,24 @@ impl List {
     /// kubectl says no.
     pub fn change(&self, names: &BTreeSet<String>, steps: &Steps) -> Result<()> {
         let text = edited(self.text.as_deref().unwrap_or_default(), names);
+        let patch = self.patch(&text).to_string();
+        let of = ["--namespace", SYSTEM, "patch", "configmap", NAME];
+        steps.run("kubectl", &[&of[..], &["--type=json", "--patch", &patch]].concat())
+    }
+}
+
+impl List {
+    /// The change of an object that is as it was read.
+    fn patch(&self, text: &str) -> serde_json::Value {
         let path = format!("/data/{KEY}");
-        let patch = match &self.text {
+        match &self.text {
             Some(old) => json!([
                 {"op": "test", "path": path, "value": old},
                 {"op": "replace", "path": path, "value": text},
             ]),
+            None if self.has_data => json!([{"op": "add", "path": path, "value": text}]),
             None => json!([{"op": "add", "path": "/data", "value": {KEY: text}}]),
-        };
-        let patch = patch.to_string();
-        let of = ["--namespace", SYSTEM, "patch", "configmap", NAME];
-        steps.run("kubectl", &[&of[..], &["--type=json", "--patch", &patch]].concat())
+        }
     }
 }
 
@@ -228,6 +237,28 @@ pub fn labelled() -> Result<Vec<Row>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_change_is_of_what_was_read() {
+        let list = |has_data, text: Option<&str>| List {
+            has_data,
+            text: text.map(str::to_owned),
+            names: BTreeSet::new(),
+        };
+        let of = |list: List| list.patch("a\n").to_string();
+        assert_eq!(
+            of(list(false, None)),
+            r#"[{"op":"add","path":"/data","value":{"namespaces":"a\n"}}]"#
+        );
+        assert_eq!(
+            of(list(true, None)),
+            r#"[{"op":"add","path":"/data/namespaces","value":"a\n"}]"#
+        );
+        assert!(
+            of(list(true, Some("b\n")))
+                .starts_with(r#"[{"op":"test","path":"/data/namespaces","value":"b\n"}"#)
+        );
+    }
 
     #[test]
     fn a_list_keeps_what_others_have_written() {

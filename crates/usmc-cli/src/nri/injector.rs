@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -49,6 +49,12 @@ impl Injector {
         let complaint = match read(path) {
             Ok(text) => {
                 self.rules.namespaces = choice::listed(&text);
+                None
+            }
+            // One that nobody has written yet.
+            Err(error)
+                if error.kind() == ErrorKind::NotFound && self.rules.namespaces.is_empty() =>
+            {
                 None
             }
             Err(error) => Some(format!("cannot read {}: {error}", path.display())),
