@@ -23,7 +23,7 @@ PACKAGE_DEPS := debhelper:dh_builddeb rpm:rpmbuild lintian:lintian debootstrap:d
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd test-kubernetes \
 	test-deps fuzz-deps lint-deps package-deps \
 	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
@@ -93,6 +93,13 @@ test-vm-rdma: rdma-vm-deps build
 # succeeds where systemd cannot be started in namespaces.
 test-systemd: test-deps build
 	$(CARGO) test --profile checked --locked -p usmc-tests --test systemd --test compose -- --nocapture
+
+# Pods of a real containerd that `usmc nri` brings under uSMC, and the manifests in a real API server, whose DaemonSet is run there: both
+# are built from the Go module proxy, once, into target/kubernetes; half an hour on two processors, then half a minute. Needs root.
+test-kubernetes: test-deps build
+	@sh .ci/packages python3-pip:- runc:runc
+	@sh tests/kubernetes.sh $(TARGET)/kubernetes cluster
+	USMC_TESTS_KUBERNETES=1 $(CARGO) test --profile checked --locked -p usmc-tests --test nri --test kubernetes -- --nocapture
 
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build

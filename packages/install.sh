@@ -57,7 +57,7 @@ for unit in docs/systemd/usmc-*; do
 done
 file docs/tmpfiles.d/usmc.conf "$root$prefix/lib/tmpfiles.d/usmc.conf"
 
-for text in README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/packages.md docs/systemd.md docs/compose.md docs/differences.md; do
+for text in README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/packages.md docs/systemd.md docs/compose.md docs/kubernetes.md docs/differences.md; do
     file "$text" "$share/doc/usmc/${text##*/}"
 done
 file docs/config/usmc.toml "$share/doc/usmc/examples/usmc.toml"

