@@ -60,5 +60,8 @@ file docs/tmpfiles.d/usmc.conf "$root$prefix/lib/tmpfiles.d/usmc.conf"
 for text in README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/packages.md docs/systemd.md docs/compose.md docs/kubernetes.md docs/differences.md; do
     file "$text" "$share/doc/usmc/${text##*/}"
 done
+for manifest in packages/kubernetes/*/*.yaml; do
+    file "$manifest" "$share/usmc/${manifest#packages/}"
+done
 file docs/config/usmc.toml "$share/doc/usmc/examples/usmc.toml"
 sh packages/notices.sh >"$share/doc/usmc/NOTICES"

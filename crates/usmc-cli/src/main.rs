@@ -39,6 +39,7 @@ mod shim;
 mod sock_diag;
 mod sockets;
 mod steps;
+mod stop;
 mod suggest;
 mod table;
 mod tested;

@@ -1,18 +1,15 @@
 //! `usmc nri`: the plugin by which containerd and CRI-O give pods the library.
 
 use std::ffi::c_int;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, ensure};
-use signal_hook::consts::{SIGINT, SIGPIPE, SIGTERM};
+use anyhow::{Result, ensure};
 
 use crate::ivshmem::server::fill_standard_descriptors;
 use crate::nri::devices::Devices;
 use crate::nri::injector::Injector;
 use crate::nri::{self, Runtime};
+use crate::stop;
 
 /// Bring pods of Kubernetes under uSMC, as a plugin of the node's container runtime
 ///
@@ -65,14 +62,7 @@ pub fn run(args: &Args) -> Result<c_int> {
     for (name, dir) in [("libraries", &args.libraries), ("devices", &args.devices)] {
         ensure!(dir.is_absolute(), "--{name}: {} is no absolute path", dir.display());
     }
-    let (stop, told) = UnixStream::pair().context("socketpair")?;
-    for signal in [SIGINT, SIGTERM] {
-        let told = told.try_clone().context("dup")?;
-        signal_hook::low_level::pipe::register(signal, told).context("cannot hear signals")?;
-    }
-    // A runtime may end while it is written to.
-    let ignored = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGPIPE, ignored).context("cannot hear signals")?;
+    let stop = stop::on_signal()?;
     let devices = Devices::new(&args.devices)?;
     let sandboxes = args.sandbox.iter().map(|name| name.to_ascii_lowercase()).collect();
     let mut injector =

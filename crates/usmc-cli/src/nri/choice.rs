@@ -17,8 +17,7 @@ pub const ISM_DIR: &str = "/usmc-ism";
 /// Namespaces of the cluster's own, and that of the plugin.
 const SYSTEM: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "usmc-system"];
 /// Words in the names of handlers whose containers have a kernel of their own, or something else in its place.
-const SANDBOXES: [&str; 8] =
-    ["runsc", "gvisor", "kata", "firecracker", "sysbox", "wasm", "wasmtime", "hyperv"];
+const SANDBOXES: [&str; 7] = ["runsc", "gvisor", "kata", "firecracker", "sysbox", "wasm", "hyperv"];
 /// Longest list of namespaces, in bytes.
 pub const LONGEST_LIST: u64 = 1 << 20;
 
