@@ -94,8 +94,8 @@ test-vm-rdma: rdma-vm-deps build
 test-systemd: test-deps build
 	$(CARGO) test --profile checked --locked -p usmc-tests --test systemd --test compose -- --nocapture
 
-# Pods of a real containerd that `usmc nri` brings under uSMC, and the manifests in a real API server, whose DaemonSet is run there: both
-# are built from the Go module proxy, once, into target/kubernetes; half an hour on two processors, then half a minute. Needs root.
+# Pods that `usmc nri` brings under uSMC: of a real containerd, and of a cluster of Kubernetes with one node. Both are built from the Go module
+# proxy, once, into target/kubernetes: half an hour on two processors; then a minute. Needs root.
 test-kubernetes: test-deps build
 	@sh .ci/packages python3-pip:- runc:runc
 	@sh tests/kubernetes.sh $(TARGET)/kubernetes cluster

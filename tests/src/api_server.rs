@@ -1,5 +1,5 @@
-//! A real API server of Kubernetes with its store, in a node's network: what kubectl and `usmc enable --kubernetes` talk to. There is
-//! no controller and no kubelet. Built by `kubernetes.sh DIR cluster`.
+//! A real API server of Kubernetes with its store, in a node's network: what kubectl and `usmc enable --kubernetes` talk to; and what makes
+//! a cluster of it: controllers, a scheduler, and the node's kubelet. Built by `kubernetes.sh DIR cluster`.
 
 use std::fs;
 use std::process::Command;
@@ -16,12 +16,13 @@ contexts: [{name: a, context: {cluster: a, user: a}}]
 current-context: a
 ";
 
-/// The server, and the store behind it.
+/// The server, the store behind it, and what is around it.
 pub struct ApiServer<'a> {
     fixture: &'a Fixture,
     node: &'a Node<'a>,
     server: Process,
     store: Process,
+    rest: Vec<Process>,
 }
 
 impl<'a> ApiServer<'a> {
@@ -46,7 +47,8 @@ impl<'a> ApiServer<'a> {
         for (option, value) in [
             ("--etcd-servers", "http://127.0.0.1:2379"),
             ("--cert-dir", &*at("certificates")),
-            ("--bind-address", "127.0.0.1"),
+            // Pods reach it by the address that it advertises.
+            ("--bind-address", "0.0.0.0"),
             ("--advertise-address", "10.218.0.1"),
             ("--authorization-mode", "RBAC"),
             ("--token-auth-file", &at("tokens")),
@@ -55,16 +57,42 @@ impl<'a> ApiServer<'a> {
             ("--service-account-signing-key-file", &at("key")),
             ("--service-cluster-ip-range", "10.219.0.0/24"),
             ("--allow-privileged", "true"),
+            // The node's name is known to nobody.
+            ("--kubelet-preferred-address-types", "InternalIP"),
         ] {
             server.arg(format!("{option}={value}"));
         }
         let server = fixture.spawn(server);
-        let api = ApiServer { fixture, node, server, store };
+        let api = ApiServer { fixture, node, server, store, rest: Vec::new() };
         fixture.wait_until("the API server", || {
             let ready = api.command("kubectl").args(["get", "--raw", "/readyz"]).output();
             ready.is_ok_and(|out| out.stdout == b"ok")
         });
         api
+    }
+
+    /// Starts all that makes pods of workloads, and waits for the node.
+    pub fn start_cluster(&mut self) {
+        let at = |name: &str| self.fixture.scratch().join(name).to_string_lossy().into_owned();
+        let kubeconfig = format!("--kubeconfig={}", at("kubeconfig"));
+        let key = format!("--service-account-private-key-file={}", at("key"));
+        let group = self.node.make_cgroup();
+        fs::write(at("kubelet.yaml"), kubelet_config(&group)).expect("our own file");
+        let config = format!("--config={}", at("kubelet.yaml"));
+        let kubelet = [&*config, "--root-dir=/var/lib/kubelet", "--node-ip=10.218.0.1"];
+        for (program, options) in [
+            ("kube-controller-manager", &[&*key][..]),
+            ("kube-scheduler", &[]),
+            ("kubelet", &kubelet),
+        ] {
+            let mut command = self.command(program);
+            command.arg(&kubeconfig).args(options);
+            self.rest.push(self.fixture.spawn(command));
+        }
+        let ready = "jsonpath={.items[*].status.conditions[?(@.type==\"Ready\")].status}";
+        self.fixture.wait_until("the node", || {
+            self.kubectl(&["get", "nodes", "--output", ready]).trim() == "True"
+        });
     }
 
     /// A command that finds the server.
@@ -81,9 +109,21 @@ impl<'a> ApiServer<'a> {
         self.fixture.run(command)
     }
 
-    /// Ends both.
+    /// Ends all of it.
     pub fn end(mut self) {
+        self.rest.iter_mut().for_each(node::kill);
         node::kill(&mut self.server);
         node::kill(&mut self.store);
     }
+}
+
+fn kubelet_config(cgroup: &str) -> String {
+    format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         failCgroupV1: false\nfailSwapOn: false\ncgroupDriver: cgroupfs\ncgroupRoot: {cgroup}\nenforceNodeAllocatable: []\n\
+         containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n\
+         authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}\nauthorization: {{mode: AlwaysAllow}}\n\
+         evictionHard: {{nodefs.available: 0%, imagefs.available: 0%, nodefs.inodesFree: 0%, memory.available: 1Mi}}\n\
+         syncFrequency: 1s\n"
+    )
 }

@@ -180,6 +180,14 @@ impl<'a> Node<'a> {
         self.inspect_id(&running.container)
     }
 
+    /// Makes the control group of all that runs in it, where there is none yet, and returns its name.
+    pub fn make_cgroup(&self) -> String {
+        for root in cgroup_roots().filter(|root| root.join("cgroup.procs").exists()) {
+            fs::create_dir_all(root.join(&self.cgroup)).expect("we are root");
+        }
+        format!("/{}", self.cgroup)
+    }
+
     /// Ends a pod.
     pub fn end_pod(&self, running: Running) {
         self.crictl(&["rmp", "--force", &running.pod]);
@@ -315,7 +323,7 @@ impl<'a> Node<'a> {
         let users = "root:x:0:0::/:/bin/sh\nredis:x:999:999::/:/bin/sh\n";
         fs::write(redis.join("etc/passwd"), users).expect("our own file");
         self.import_image("usmc.test/pause:1", &pause, "/pause");
-        self.import_image(IMAGE, &redis, "redis-server");
+        self.import_image(IMAGE, &redis, "/usr/bin/env");
     }
 
     /// Ends it: asserts that its pods can be removed.
@@ -334,10 +342,8 @@ impl Drop for Node<'_> {
         while !procfs::has_ended(self.init.pid()) && Instant::now() < until {
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        // Of the unified hierarchy, or of each controller's.
-        let controllers = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
-        let roots = controllers.map(|entry| entry.path()).chain(["/sys/fs/cgroup".into()]);
-        for path in roots.map(|root| root.join(&self.cgroup)).filter(|path| path.is_dir()) {
+        for path in cgroup_roots().map(|root| root.join(&self.cgroup)).filter(|path| path.is_dir())
+        {
             remove_cgroup(&path);
         }
     }
@@ -360,6 +366,15 @@ fn copy_with_libraries(programs: &[&Path], root: &Path) {
         fs::create_dir_all(to.parent().expect("a directory")).expect("our own directory");
         fs::copy(&file, &to).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     }
+}
+
+/// That of the unified hierarchy, or of each controller's.
+fn cgroup_roots() -> impl Iterator<Item = PathBuf> {
+    let unified = Path::new("/sys/fs/cgroup");
+    let is_unified = unified.join("cgroup.procs").exists();
+    let controllers = fs::read_dir(unified).into_iter().flatten().flatten();
+    let controllers = controllers.map(|entry| entry.path()).filter(move |_| !is_unified);
+    controllers.chain(is_unified.then(|| unified.to_owned()))
 }
 
 fn remove_cgroup(path: &Path) {

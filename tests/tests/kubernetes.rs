@@ -380,6 +380,87 @@ fn the_manifests_are_taken_and_do_what_they_say() {
     fixture.finish();
 }
 
+/// Workloads of redis in the namespace `shop`, as their authors write them: nothing in them is about uSMC but the way out of one.
+fn workload(name: &str, labels: &str, security: &str, command: &[&str]) -> String {
+    let command = serde_json::to_string(command).expect("JSON");
+    format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: {name}, namespace: shop}}\nspec:\n\
+        \x20 selector: {{matchLabels: {{app: {name}}}}}\n  template:\n    metadata: {{labels: {{app: {name}{labels}}}}}\n\
+        \x20   spec:\n      securityContext: {{{security}}}\n      containers:\n\
+        \x20     - {{name: main, image: 'usmc.test/redis:1', imagePullPolicy: Never, command: {command}}}\n"
+    )
+}
+
+#[test]
+fn a_whole_cluster_brings_a_namespace_under_it() {
+    if !node::is_wanted() {
+        return;
+    }
+    let fixture = Fixture::with_limit("cluster", Duration::from_secs(240));
+    let node = Node::start(&fixture);
+    node.import_usmc("0.1.0");
+    let mut api = ApiServer::start(&fixture, &node);
+    api.start_cluster();
+    let dir = build::tests_dir().join("../packages/kubernetes/base");
+    api.kubectl(&["apply", "-k", &dir.to_string_lossy()]);
+    api.kubectl(&["create", "namespace", "shop"]);
+    assert!(usmc(&api, &["enable", "--kubernetes", "shop"]).0);
+    let status = || object(&usmc(&api, &["status", "--kubernetes", "--json"]).1);
+    fixture.wait_until("the DaemonSet", || status()["ready"] == 1);
+    assert_eq!(status()["nodes"], 1);
+
+    let apply = |name: &str, text: String| {
+        let path = fixture.scratch().join(format!("{name}.yaml"));
+        fs::write(&path, text).expect("our own file");
+        api.kubectl(&["apply", "-f", &path.to_string_lossy()]);
+        let deployment = format!("deployment/{name}");
+        api.kubectl(&["-n", "shop", "rollout", "status", &deployment, "--timeout=60s"]);
+        let label = format!("app={name}");
+        let address = "jsonpath={.items[*].status.podIP}";
+        api.kubectl(&["-n", "shop", "get", "pods", "-l", &label, "-o", address])
+    };
+    // The list comes to a node when its kubelet looks again: a pod before that is TCP, and is replaced.
+    let server = || apply("cache", workload("cache", "", "", &[&AS_REDIS[..], &SERVER].concat()));
+    fixture.wait_until("the list on the node", || {
+        server();
+        let container = ["-n", "shop", "exec", "deployment/cache", "--", "/usmc/usmc", "--version"];
+        let has_it = api.command("kubectl").args(container).output();
+        let has_it = has_it.is_ok_and(|out| out.status.success());
+        if !has_it {
+            api.kubectl(&[
+                "-n",
+                "shop",
+                "delete",
+                "deployment",
+                "cache",
+                "--grace-period=0",
+                "--wait",
+            ]);
+        }
+        has_it
+    });
+    let address = server();
+    let load = ["redis-benchmark", "-h", &address, "-p", PORT, "-c", "3", "-t", "get", "-l", "-q"];
+    let app = apply("app", workload("app", "", "runAsUser: 1000, runAsNonRoot: true", &load));
+    let out = apply("out", workload("out", ", usmc.io/enabled: 'false'", "", &load));
+    let of = |peer: &str| {
+        let all = fixture.connections(LISTENS).into_iter();
+        all.filter(|s| s.peer.starts_with(&format!("{peer}:"))).collect::<Vec<Socket>>()
+    };
+    fixture.wait_until("SMC-D, and TCP to who is out", || {
+        let (smcd, tcp) = (of(&app), of(&out));
+        assert!(!tcp.iter().any(Socket::is_smcd), "{tcp:#?}");
+        smcd.len() == 3 && tcp.len() == 3 && smcd.iter().all(Socket::is_smcd)
+    });
+    fixture.wait_until("SMC-D at the other end", || {
+        let seen = of(&address);
+        seen.len() == 3 && seen.iter().all(Socket::is_smcd)
+    });
+    api.end();
+    node.end();
+    fixture.finish();
+}
+
 impl Plugged<'_> {
     /// Ends the plugin as a kubelet does, and the node.
     fn plugin_ends(mut self) {
