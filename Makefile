@@ -25,7 +25,7 @@ LOOK_DEPS := chromium:chromium fonts-dejavu-core:-
 DEMO_DEPS := redis-server:redis-server redis-tools:redis-benchmark \
 	nginx-light:nginx wrk:wrk sockperf:sockperf
 
-.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd \
+.PHONY: all build deps32 quick test test-loom test-tsan torture storm fuzz lint oldest demo install deb rpm image test-packages test-systemd test-kubernetes \
 	site site-look test-deps fuzz-deps lint-deps package-deps site-deps \
 	demo-deps vm-deps rdma-vm-deps test-rdma test-vm test-vm-rdma test-vm-long bench-vm bench-vm-rdma bench-agent python-suite suites roots zoo clean
 
@@ -95,6 +95,13 @@ test-vm-rdma: rdma-vm-deps build
 # succeeds where systemd cannot be started in namespaces.
 test-systemd: test-deps build
 	$(CARGO) test --profile checked --locked -p usmc-tests --test systemd --test compose -- --nocapture
+
+# Pods that `usmc nri` brings under uSMC: of a real containerd, and of a cluster of Kubernetes with one node. Both are built from the Go module
+# proxy, once, into target/kubernetes: half an hour on two processors; then a minute. Needs root.
+test-kubernetes: test-deps build
+	@sh .ci/packages python3-pip:- runc:runc
+	@sh tests/kubernetes.sh $(TARGET)/kubernetes cluster
+	USMC_TESTS_KUBERNETES=1 $(CARGO) test --profile checked --locked -p usmc-tests --test nri --test kubernetes -- --nocapture
 
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build

@@ -64,5 +64,8 @@ done
 for text in $(sed -n '/^# Manual/q; s/^.*](\([a-z-]*\.md\))$/\1/p' docs/SUMMARY.md); do
     file "docs/$text" "$share/doc/usmc/$text"
 done
+for manifest in packages/kubernetes/*/*.yaml; do
+    file "$manifest" "$share/usmc/${manifest#packages/}"
+done
 file docs/config/usmc.toml "$share/doc/usmc/examples/usmc.toml"
 sh packages/notices.sh >"$share/doc/usmc/NOTICES"

@@ -11,7 +11,7 @@ pub fn tests_dir() -> &'static Path {
 }
 
 /// The build directory in use (`target`, or what `CARGO_TARGET_DIR` says).
-fn target_dir() -> PathBuf {
+pub fn target() -> PathBuf {
     // <target>/<profile>/deps/<test>, whoever runs it and in whichever profile.
     let exe = std::env::current_exe().expect("the test's own path");
     exe.ancestors().nth(3).expect("a test runs from <target>/<profile>/deps").to_owned()
@@ -25,7 +25,7 @@ pub fn usmc() -> &'static Path {
             return PathBuf::from(given);
         }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let target = target_dir();
+        let target = target();
         let built = Command::new(cargo)
             .args(["build", "--release", "--quiet", "-p", "usmc-cli", "-p", "usmc-preload"])
             .arg("--target-dir")
@@ -75,7 +75,7 @@ fn cargo_builds(package: &str, what: &[&str]) -> PathBuf {
 /// What cargo says of it.
 fn cargo_build(package: &str, what: &[&str]) -> Vec<u8> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let target = target_dir();
+    let target = target();
     let exe = std::env::current_exe().expect("the test's own path");
     let profile =
         exe.ancestors().nth(2).and_then(Path::file_name).expect("<target>/<profile>/deps");
@@ -101,7 +101,7 @@ fn build_narrow_library() -> bool {
     let built = Command::new("sh")
         .arg(script)
         .arg("--strict")
-        .env("CARGO_TARGET_DIR", target_dir())
+        .env("CARGO_TARGET_DIR", target())
         .status()
         .expect("running narrow.sh");
     built.success()
@@ -193,7 +193,7 @@ pub fn program(name: &str) -> PathBuf {
     static WIDE: OnceLock<()> = OnceLock::new();
     static NARROW: OnceLock<()> = OnceLock::new();
     static MUSL: OnceLock<()> = OnceLock::new();
-    let dir = target_dir().join("programs");
+    let dir = target().join("programs");
     let cc = || std::env::var_os("CC").map_or_else(|| Command::new("cc"), Command::new);
     let compile_all = |programs: &[Program], cc: &dyn Fn() -> Command| {
         fs::create_dir_all(&dir).expect("the programs' directory");
@@ -273,14 +273,14 @@ fn compile(program: &Program, out_dir: &Path, mut cc: Command) {
 /// Debian's 32-bit Python, which `tests/python32.sh` fetches.
 pub fn python32() -> PathBuf {
     program("cases32");
-    let python = target_dir().join("python32/python3");
+    let python = target().join("python32/python3");
     assert!(python.exists(), "no {} (make test-deps fetches it)", python.display());
     python
 }
 
 /// A Node whose libuv makes an io_uring, which `tests/node24.sh` fetches.
 pub fn node24() -> PathBuf {
-    let node = target_dir().join("node24/node");
+    let node = target().join("node24/node");
     assert!(node.exists(), "no {} (make test-deps fetches it)", node.display());
     node
 }
@@ -296,7 +296,7 @@ pub fn rdma_vm_image() -> Option<PathBuf> {
 }
 
 fn image(name: &str) -> Option<PathBuf> {
-    let dir = target_dir().join(name);
+    let dir = target().join(name);
     dir.join("initrd").exists().then_some(dir)
 }
 

@@ -9,6 +9,7 @@
 //! With `USMC_TESTS_PLAIN=1` everything runs over plain TCP, without the library: each test has to pass
 //! that way too, or it does not test TCP's semantics.
 
+pub mod api_server;
 pub mod build;
 pub mod cluster;
 pub mod device;
@@ -21,6 +22,7 @@ pub mod leftovers;
 pub mod memory;
 pub mod netns;
 pub mod network;
+pub mod node;
 pub mod process;
 pub mod procfs;
 pub mod qmp;

@@ -412,6 +412,21 @@ print('outcome', int.from_bytes(s.getsockopt(286, 510, 4), 'little'))";
 }
 
 #[test]
+fn a_kernel_that_refuses_need_not_stop_what_comes_next() {
+    let fixture = Fixture::new("ebpf refused");
+    let load = |options: &[&str]| {
+        let mut command = fixture.plain("setpriv");
+        command.args(["--bounding-set=-all", "--"]).arg(build::usmc()).args(["ebpf", "load"]);
+        // It is no cgroup, so that nothing is loaded where it may.
+        command.args(["--cgroup", "/proc"]).args(options).output().expect("setpriv")
+    };
+    let (strict, lax) = (load(&[]), load(&["--if-allowed"]));
+    assert_eq!((strict.status.code(), lax.status.code()), (Some(1), Some(0)));
+    assert!(!lax.stderr.is_empty() && lax.stderr == strict.stderr, "{lax:?}");
+    fixture.finish();
+}
+
+#[test]
 fn without_the_programs_a_process_asks_once() {
     if is_plain() {
         return;

@@ -13,6 +13,7 @@ pub mod export;
 pub mod exporter;
 pub mod ivshmem_server;
 pub mod linkgroup;
+pub mod nri;
 pub mod pnet;
 pub mod probe;
 pub mod region;

@@ -13,9 +13,9 @@ use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::config::profiles::Profile;
+use crate::fit::Fit;
 use crate::library;
 use crate::steps::Steps;
-use image::Fit;
 use project::{Project, Service};
 
 /// The override's name.

@@ -19,11 +19,14 @@ mod dump;
 mod ebpf;
 mod exec;
 mod exporter;
+mod fit;
 mod groups;
 mod imports;
 mod ivshmem;
+mod kubernetes;
 mod library;
 mod machine;
+mod nri;
 mod observed;
 mod place;
 mod pnet;
@@ -36,6 +39,7 @@ mod shim;
 mod sock_diag;
 mod sockets;
 mod steps;
+mod stop;
 mod suggest;
 mod table;
 mod tested;
@@ -86,6 +90,7 @@ enum Command {
     Ueid(cmd::ueid::Args),
     Seid(cmd::seid::Args),
     Export(cmd::export::Args),
+    Nri(cmd::nri::Args),
     /// Print the completion script of a shell
     Completions {
         /// bash, zsh, fish, elvish or powershell
@@ -142,6 +147,7 @@ fn usmc() -> c_int {
         Command::Ueid(args) => cmd::ueid::run(&args),
         Command::Seid(args) => cmd::seid::run(&args),
         Command::Export(args) => cmd::export::run(&args),
+        Command::Nri(args) => cmd::nri::run(&args),
         Command::Bench(args) => cmd::bench::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Usmc::command(), "usmc", &mut std::io::stdout());

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, FileKind, ReadCache};
+use object::{Endianness, FileKind, ReadCache, ReadRef};
 use rustix::fs::{Access, access};
 
 use crate::library::Library;
@@ -158,23 +158,27 @@ fn gains_privileges(path: &Path, file: &File) -> Option<Obstacle> {
 }
 
 fn inspect(file: File) -> Option<Obstacle> {
-    let data = ReadCache::new(file);
-    match FileKind::parse(&data).ok()? {
+    obstacle_in(&ReadCache::new(file))
+}
+
+/// The same of a program's contents, or of as many bytes of its beginning as there are.
+pub fn obstacle_in<'d>(data: impl ReadRef<'d>) -> Option<Obstacle> {
+    match FileKind::parse(data).ok()? {
         FileKind::Elf64 => {
-            inspect_elf(FileHeader64::<Endianness>::parse(&data).ok()?, MACHINE, &data)
+            inspect_elf(FileHeader64::<Endianness>::parse(data).ok()?, MACHINE, data)
         }
         FileKind::Elf32 => {
-            let header = FileHeader32::<Endianness>::parse(&data).ok()?;
-            inspect_elf(header, NARROW_MACHINE, &data).or(Some(Obstacle::Narrow))
+            let header = FileHeader32::<Endianness>::parse(data).ok()?;
+            inspect_elf(header, NARROW_MACHINE, data).or(Some(Obstacle::Narrow))
         }
         _ => None,
     }
 }
 
-fn inspect_elf<H: FileHeader<Endian = Endianness>>(
+fn inspect_elf<'d, H: FileHeader<Endian = Endianness>>(
     header: &H,
     machine: u16,
-    data: &ReadCache<File>,
+    data: impl ReadRef<'d>,
 ) -> Option<Obstacle> {
     let endian = header.endian().ok()?;
     if header.e_machine(endian) != machine {
@@ -191,7 +195,7 @@ fn inspect_elf<H: FileHeader<Endian = Endianness>>(
 /// The dynamic linker that a program names, if it names one. `None`: its headers cannot be read.
 fn linker<'d, H: FileHeader<Endian = Endianness>>(
     header: &H,
-    data: &'d ReadCache<File>,
+    data: impl ReadRef<'d>,
 ) -> Option<Option<&'d [u8]>> {
     let endian = header.endian().ok()?;
     let segments = header.program_headers(endian, data).ok()?;
@@ -212,14 +216,17 @@ pub fn is_static(path: &Path) -> bool {
 /// Whether the program at `path`, or the interpreter that it names, is loaded by musl's dynamic linker, which takes
 /// `$LIB` in LD_PRELOAD for the name of a directory.
 pub fn is_musl(path: &Path) -> bool {
-    let Ok(file) = File::open(executed(path)) else { return false };
-    let data = ReadCache::new(file);
-    let linker = match FileKind::parse(&data) {
+    File::open(executed(path)).is_ok_and(|file| is_musl_in(&ReadCache::new(file)))
+}
+
+/// The same of a program's contents, or of as many bytes of its beginning as there are.
+pub fn is_musl_in<'d>(data: impl ReadRef<'d>) -> bool {
+    let linker = match FileKind::parse(data) {
         Ok(FileKind::Elf64) => {
-            FileHeader64::<Endianness>::parse(&data).ok().and_then(|header| linker(header, &data))
+            FileHeader64::<Endianness>::parse(data).ok().and_then(|header| linker(header, data))
         }
         Ok(FileKind::Elf32) => {
-            FileHeader32::<Endianness>::parse(&data).ok().and_then(|header| linker(header, &data))
+            FileHeader32::<Endianness>::parse(data).ok().and_then(|header| linker(header, data))
         }
         _ => None,
     };

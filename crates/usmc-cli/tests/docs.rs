@@ -45,6 +45,7 @@ fn every_option_is_in_the_manual() {
         (&["enable", "--help"], "usmc-enable.8"),
         (&["disable", "--help"], "usmc-enable.8"),
         (&["status", "--help"], "usmc-enable.8"),
+        (&["nri", "--help"], "usmc-nri.8"),
         (&["bench", "--help"], "usmc-bench.1"),
     ] {
         let help = stdout(&output(&mut usmc(command)));

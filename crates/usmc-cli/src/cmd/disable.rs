@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Result, bail, ensure};
 
 use crate::compose::{self, shell_words};
+use crate::kubernetes::{self, Target};
 use crate::steps::Steps;
 use crate::units::files::{self, Enabled};
 use crate::units::{group, manager};
 
-/// Take services of systemd, or of docker compose, from under uSMC
+/// Take services of systemd, of docker compose, or pods of Kubernetes from under uSMC
 ///
 /// Removes what `usmc enable` has written for them, and with the last service of a group the group and its directory. Programs
 /// that run go on as they are until they are started anew.
@@ -20,13 +21,16 @@ pub struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Start services that run anew
-    #[arg(long, conflicts_with = "compose")]
+    #[arg(long, conflicts_with_all = ["compose", "kubernetes"])]
     restart: bool,
     /// A project of docker compose: its file, or its directory
     #[arg(long, value_name = "FILE|DIR", conflicts_with = "services", value_hint = clap::ValueHint::AnyPath)]
     compose: Option<PathBuf>,
+    /// A namespace of Kubernetes, or one workload of it; may be repeated
+    #[arg(long, value_name = "NAMESPACE[/KIND/NAME]", conflicts_with_all = ["compose", "services"])]
+    kubernetes: Vec<Target>,
     /// Services
-    #[arg(value_name = "SERVICE", required_unless_present = "compose")]
+    #[arg(value_name = "SERVICE", required_unless_present_any = ["compose", "kubernetes"])]
     services: Vec<String>,
 }
 
@@ -38,6 +42,9 @@ pub fn run(args: &Args) -> Result<c_int> {
     let steps = Steps { is_dry: args.dry_run };
     if let Some(project) = &args.compose {
         return compose::disable(project, &steps).map(|()| 0);
+    }
+    if !args.kubernetes.is_empty() {
+        return kubernetes::disable(&args.kubernetes, &steps).map(|()| 0);
     }
     let is_root = rustix::process::geteuid().is_root();
     ensure!(

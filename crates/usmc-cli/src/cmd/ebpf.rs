@@ -24,11 +24,20 @@ pub struct Args {
 #[derive(Subcommand, Debug)]
 enum Action {
     /// Load the programs into the kernel and attach them to a cgroup
-    Load(Place),
+    Load(Load),
     /// Take them away again
     Unload(Place),
     /// Show where they are attached, and whether sockets of this process can say SMC
     Status(Status),
+}
+
+#[derive(clap::Args, Debug)]
+struct Load {
+    #[command(flatten)]
+    place: Place,
+    /// Say what the kernel refuses, and succeed all the same: what comes next does not need them
+    #[arg(long)]
+    if_allowed: bool,
 }
 
 #[derive(clap::Args, Debug)]
@@ -57,7 +66,13 @@ struct Status {
 /// What the kernel refused.
 pub fn run(args: &Args) -> Result<c_int> {
     match &args.action {
-        Action::Load(place) => load(&place.path()?),
+        Action::Load(args) => args.place.path().and_then(|path| load(&path)).or_else(|problem| {
+            if !args.if_allowed {
+                return Err(problem);
+            }
+            eprintln!("usmc: {problem:#}");
+            Ok(0)
+        }),
         Action::Unload(place) => unload(&place.path()?),
         Action::Status(status) => show(status),
     }

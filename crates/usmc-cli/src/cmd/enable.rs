@@ -1,4 +1,4 @@
-//! `usmc enable`: brings the library into services of systemd, or of a project of docker compose.
+//! `usmc enable`: brings the library into services of systemd, of a project of docker compose, or into pods of Kubernetes.
 
 mod units;
 
@@ -10,9 +10,11 @@ use anyhow::{Result, ensure};
 use crate::compose;
 use crate::config::profiles::Profile;
 use crate::config::{Config, ConfigArgs};
+use crate::kubernetes::{self, Target};
+use crate::steps::Steps;
 use crate::units::group;
 
-/// Bring services of systemd, or of docker compose, under uSMC
+/// Bring services of systemd, of docker compose, or pods of Kubernetes under uSMC
 ///
 /// Each service gets a drop-in that preloads the library and names an ISM directory, and a place in the group whose members
 /// share that directory. Nothing else of the service is changed, and none is started anew without --restart.
@@ -20,10 +22,10 @@ use crate::units::group;
 #[command(after_help = "Undone by `usmc disable`; shown by `usmc status`. See usmc-enable(8).")]
 pub struct Args {
     /// The group of services that share memory: /run/usmc/GROUP
-    #[arg(long, value_name = "GROUP", default_value = "default", conflicts_with = "compose")]
+    #[arg(long, value_name = "GROUP", default_value = "default", conflicts_with_all = ["compose", "kubernetes"])]
     name: String,
     /// User that a service changes to by itself; may be repeated
-    #[arg(long, value_name = "USER", conflicts_with = "compose")]
+    #[arg(long, value_name = "USER", conflicts_with_all = ["compose", "kubernetes"])]
     user: Vec<String>,
     /// Defaults by a name: latency, throughput, shared, or one of /etc/usmc.toml; see usmc.toml(5)
     #[arg(long, value_name = "NAME")]
@@ -32,13 +34,16 @@ pub struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Start services that run anew
-    #[arg(long, conflicts_with = "compose")]
+    #[arg(long, conflicts_with_all = ["compose", "kubernetes"])]
     restart: bool,
     /// A project of docker compose: its file, or its directory
     #[arg(long, value_name = "FILE|DIR", value_hint = clap::ValueHint::AnyPath)]
     compose: Option<PathBuf>,
+    /// A namespace of Kubernetes, or one workload of it; may be repeated
+    #[arg(long, value_name = "NAMESPACE[/KIND/NAME]", conflicts_with_all = ["compose", "services"])]
+    kubernetes: Vec<Target>,
     /// Services: of systemd, or of the project (then all of it by default)
-    #[arg(value_name = "SERVICE", required_unless_present = "compose")]
+    #[arg(value_name = "SERVICE", required_unless_present_any = ["compose", "kubernetes"])]
     services: Vec<String>,
 }
 
@@ -60,6 +65,10 @@ pub fn run(args: &Args) -> Result<c_int> {
         let profile = args.profile()?;
         return compose::enable(project, &args.services, profile.as_ref(), args.dry_run)
             .map(|()| 0);
+    }
+    if !args.kubernetes.is_empty() {
+        let steps = Steps { is_dry: args.dry_run };
+        return kubernetes::enable(&args.kubernetes, &steps).map(|()| 0);
     }
     ensure!(
         group::is_name(&args.name),

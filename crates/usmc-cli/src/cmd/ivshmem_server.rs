@@ -2,15 +2,11 @@
 
 use std::ffi::c_int;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args as ClapArgs, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGPIPE, SIGTERM};
 
 use super::region;
 use crate::ivshmem::VECTORS;
@@ -19,6 +15,7 @@ use crate::ivshmem::report::{self, Report};
 use crate::ivshmem::server::{For, Given, Listener, Server, Settings, fill_standard_descriptors};
 use crate::ivshmem::socket::{Place, group};
 use crate::ivshmem::systemd::{self, Manager};
+use crate::stop;
 use crate::table;
 
 /// Share memory between virtual machines
@@ -101,14 +98,7 @@ fn serve(args: &Serve) -> Result<()> {
     let mut given = Given::new(systemd::given());
     fill_standard_descriptors();
     raise_limit();
-    let (stop, told) = UnixStream::pair().context("socketpair")?;
-    for signal in [SIGINT, SIGTERM] {
-        let told = told.try_clone().context("dup")?;
-        signal_hook::low_level::pipe::register(signal, told).context("cannot hear signals")?;
-    }
-    // The reader of the messages may end first.
-    let ignored = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGPIPE, ignored).context("cannot hear signals")?;
+    let stop = stop::on_signal()?;
     let mut listeners = given.listeners();
     let made = [
         (For::Clients, &args.socket, args.mode, &args.group),

@@ -10,6 +10,7 @@ use serde::Serialize;
 use usmc::observe::{Mode, State};
 
 use crate::compose::{self, shell_words};
+use crate::kubernetes;
 use crate::place::{self, Place};
 use crate::units::files::{self, Enabled};
 use crate::units::{group, manager};
@@ -24,6 +25,9 @@ pub struct Args {
     /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
+    /// Ask the cluster of Kubernetes that kubectl reaches
+    #[arg(long, conflicts_with = "services")]
+    kubernetes: bool,
     /// Services of systemd; all that are enabled by default, and containers
     #[arg(value_name = "SERVICE")]
     services: Vec<String>,
@@ -54,6 +58,9 @@ struct Row {
 /// # Errors
 /// A service is not enabled; /proc cannot be read, or the output not be written.
 pub fn run(args: &Args) -> Result<c_int> {
+    if args.kubernetes {
+        return cluster(args.json);
+    }
     let mut enabled = files::enabled();
     if !args.services.is_empty() {
         let named = args.services.iter().map(|name| Enabled::of(name, &enabled));
@@ -75,6 +82,29 @@ pub fn run(args: &Args) -> Result<c_int> {
     let printed = if args.json { table::json(&mut out, &rows) } else { print(&mut out, &rows) };
     printed.context("cannot write the list; free the output's disk")?;
     Ok(0)
+}
+
+/// What is enabled in a cluster.
+fn cluster(is_json: bool) -> Result<c_int> {
+    let status = kubernetes::status()?;
+    let mut out = io::stdout().lock();
+    let printed =
+        if is_json { table::json(&mut out, &status) } else { print_cluster(&mut out, &status) };
+    printed.context("cannot write the list; free the output's disk")?;
+    Ok(0)
+}
+
+fn print_cluster(out: &mut impl Write, status: &kubernetes::Status) -> io::Result<()> {
+    writeln!(out, "uSMC is ready on {} of {} nodes", status.ready, status.nodes)?;
+    if status.enabled.is_empty() {
+        return writeln!(out, "nothing is enabled; `usmc enable --kubernetes NAMESPACE` does that");
+    }
+    let columns = [("Namespace", false), ("Kind", false), ("Name", false), ("Enabled", false)];
+    let cells = status.enabled.iter().map(|row| {
+        let enabled = if row.enabled { "yes" } else { "no" };
+        [row.namespace.clone(), row.kind.clone(), row.name.clone(), enabled.to_owned()]
+    });
+    table::print(out, &columns, cells)
 }
 
 /// Connections in shared memory and others, by process.

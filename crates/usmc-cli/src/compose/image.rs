@@ -1,41 +1,17 @@
 //! Whether the library gets into what an image starts: its entry point is copied out of a container that is never started.
 
-use std::fmt;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde::Deserialize;
 
-use crate::program::{self, Obstacle};
+use crate::fit::{self, Fit};
+use crate::program;
 
 use super::docker;
-
-/// What an image's programs are.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fit {
-    /// Linked with glibc.
-    Glibc,
-    /// Linked with musl.
-    Musl,
-    /// The library does not get into it.
-    Unserved(Obstacle),
-    /// Nobody has looked, for this reason.
-    Unknown(&'static str),
-}
-
-impl fmt::Display for Fit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fit::Glibc => f.write_str("can be served (glibc)"),
-            Fit::Musl => f.write_str("can be served (musl)"),
-            Fit::Unserved(why) => write!(f, "stays TCP: {why}"),
-            Fit::Unknown(why) => write!(f, "its image was not looked at: {why}"),
-        }
-    }
-}
 
 /// What of an image's configuration matters.
 #[derive(Deserialize, Default)]
@@ -92,12 +68,14 @@ impl<'a> Looked<'a> {
         let Some(file) = self.copy(first, path) else {
             return Fit::Unknown("its program cannot be copied");
         };
-        match interpreter(&file) {
-            None => of_file(&file),
+        match fit::interpreter(&file) {
+            None => fit::of_file(&file),
             Some(shell) => {
                 let shell = self
                     .copy(&shell, path)
-                    .map_or(Fit::Unknown("its script's shell cannot be copied"), |f| of_file(&f));
+                    .map_or(Fit::Unknown("its script's shell cannot be copied"), |f| {
+                        fit::of_file(&f)
+                    });
                 let started = entry.and(command).and_then(|name| self.copy(name, path));
                 let obstacle = started.and_then(|file| program::obstacle_of(&file));
                 obstacle.map_or(shell, Fit::Unserved)
@@ -127,47 +105,5 @@ impl Drop for Looked<'_> {
         // With the volumes that were made for it.
         let _ = docker(&["rm", "--force", "--volumes", self.id]);
         let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-fn of_file(path: &Path) -> Fit {
-    match program::obstacle_of(path) {
-        Some(obstacle) => Fit::Unserved(obstacle),
-        None if program::is_musl(path) => Fit::Musl,
-        None => Fit::Glibc,
-    }
-}
-
-/// The program that a script's first line names, by path or, behind env(1), by name.
-fn interpreter(path: &Path) -> Option<String> {
-    let text = fs::read(path).ok()?;
-    let line = text.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    let line = String::from_utf8_lossy(&line[..line.len().min(256)]).into_owned();
-    let mut words = line.split_whitespace();
-    let named = words.next()?;
-    if !named.ends_with("/env") {
-        return Some(named.to_owned());
-    }
-    words.find(|word| !word.starts_with('-') && !word.contains('=')).map(str::to_owned)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_scripts_interpreter_is_named() {
-        let file = std::env::temp_dir().join(format!("usmc-script-{}", std::process::id()));
-        for (text, name) in [
-            ("#!/bin/sh -e\n", Some("/bin/sh")),
-            ("#! /usr/bin/env -S A=b bash\n", Some("bash")),
-            ("#!\n", None),
-            ("\x7fELF", None),
-            ("", None),
-        ] {
-            fs::write(&file, text).unwrap();
-            assert_eq!(interpreter(&file).as_deref(), name, "{text}");
-        }
-        fs::remove_file(&file).unwrap();
     }
 }
