@@ -115,7 +115,7 @@ pub fn svg(record: &Record) -> Result<String> {
             "Medians of {n} rounds of TCP, UNIX sockets and uSMC in turn; logarithmic scale."
         ),
     };
-    let place = fitting(&record.machine.shown(), SMALL, WIDTH - 2 * MARGIN);
+    let place = fitting(&record.machine.in_brief(), SMALL, WIDTH - 2 * MARGIN);
     picture.text((MARGIN, bottom + 30), SMALL, "faint", "start", &rounds);
     picture.text((MARGIN, bottom + 48), SMALL, "faint", "start", &place);
     Ok(picture.end())

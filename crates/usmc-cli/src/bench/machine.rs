@@ -89,6 +89,14 @@ impl Machine {
         )
     }
 
+    /// In a short line, for a picture: without what its builder has added to the kernel's version.
+    pub fn in_brief(&self) -> String {
+        let kind = if self.virtual_machine { "virtual machine, " } else { "" };
+        let kernel = self.kernel.split('-').next().unwrap_or_default();
+        let memory = self.memory as f64 / f64::from(1 << 30);
+        format!("{}, {kind}{} CPUs, {memory:.0} GiB, {kernel}", self.processor, self.cpus)
+    }
+
     /// Whether a processor of this one's kind is made by software, as QEMU without KVM does, as far as that can be told.
     pub fn is_emulated(&self) -> bool {
         self.hypervisor == EMULATED
