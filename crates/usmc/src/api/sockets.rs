@@ -101,8 +101,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
         apart(|| syn_option::connecting(fd, index, || unsafe { endpoint(addr, len) }));
     }
     let opening = match table::settled(fd) {
-        // SAFETY: the caller's address of `len` bytes.
         Entry::Conn(index) => {
+            // SAFETY: the caller's address of `len` bytes.
             apart(|| fast_open::connecting(fd, index, || unsafe { endpoint(addr, len) }))
         }
         _ => Opening::default(),
