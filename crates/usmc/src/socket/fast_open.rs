@@ -13,8 +13,8 @@ use crate::handshake::syn_option;
 use crate::os::sys::{self, Errno};
 use crate::os::{config, log, sockopt};
 use crate::record::conn::{self, Conn};
-use crate::record::kernel;
 use crate::record::tuple::{self, Endpoint};
+use crate::record::{kernel, numbers};
 
 use super::option::TCP_FASTOPEN_CONNECT;
 
@@ -54,6 +54,7 @@ fn prepare(fd: i32, conn: &Conn, server: Option<Endpoint>) -> Option<ForSyn> {
 fn is_meant(fd: i32, conn: &Conn, server: Endpoint) -> bool {
     config::get().opens_fast(|| server.ip(), Some(server.port))
         && syn_option::is_fit(conn, server)
+        && !numbers::is_libcs(fd)
         // The agent goes by the routes.
         && tuple::local(fd).is_ok_and(|at| at == Endpoint { addr: at.addr, port: 0 } && at.ip().is_unspecified())
         && !device::all().any(|(_, device)| device.board().is_listening(None, server))
