@@ -136,15 +136,15 @@ pub fn connecting(fd: i32, index: u32, server: impl FnOnce() -> Option<Endpoint>
 
 #[cold]
 fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
-    if conn.has(F_ARMED) || !may_arm(fd) {
+    let Some(server) = server else { return };
+    // The kernel is asked last: a process with a filter of system calls may be ended by a question.
+    if conn.has(F_ARMED) || !is_fit(conn, server) || !may_arm(fd) {
         return;
     }
-    let allowed = server.is_some_and(|at| {
-        is_fit(conn, at)
-            && !(host::current().board().is_listening(None, at)
-                && host::current().board().is_listening(Some(tuple::netns(fd)), at))
-    });
-    if allowed {
+    let board = host::current().board();
+    let is_here =
+        board.is_listening(None, server) && board.is_listening(Some(tuple::netns(fd)), server);
+    if !is_here {
         arm(fd, conn);
     }
 }
