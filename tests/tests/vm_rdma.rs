@@ -29,7 +29,6 @@ const STEPS: [(&str, Step); 14] = [
     ("the kernel serves", the_kernel_serves),
     ("the kernel is the client", the_kernel_is_the_client),
     ("round trips", round_trips),
-    ("Fast Open", fast_open::opens),
     ("three hundred connections", three_hundred_connections),
     ("an end is killed", an_end_is_killed),
     ("moves", programs::moves),
@@ -39,6 +38,7 @@ const STEPS: [(&str, Step); 14] = [
     ("nginx", programs::nginx),
     ("PostgreSQL", programs::postgresql),
     ("links are cut", links::are_cut),
+    ("Fast Open", fast_open::opens),
 ];
 
 #[test]
