@@ -447,7 +447,7 @@ fn a_whole_cluster_brings_a_namespace_under_it() {
         let all = fixture.connections(LISTENS).into_iter();
         all.filter(|s| s.peer.starts_with(&format!("{peer}:"))).collect::<Vec<Socket>>()
     };
-    fixture.wait_until("SMC-D, and TCP to who is out", || {
+    fixture.wait_until("SMC-D, and TCP to the pod that is out", || {
         let (smcd, tcp) = (of(&app), of(&out));
         assert!(!tcp.iter().any(Socket::is_smcd), "{tcp:#?}");
         smcd.len() == 3 && tcp.len() == 3 && smcd.iter().all(Socket::is_smcd)

@@ -217,7 +217,7 @@ fn preload(environment: &Yaml<'_>) -> Option<String> {
     get(environment, "LD_PRELOAD").and_then(scalar)
 }
 
-/// The names of ours in an environment, likewise.
+/// The names of ours in an environment.
 fn variables(environment: &Yaml<'_>) -> Vec<String> {
     let of_list = environment.as_sequence().into_iter().flatten().filter_map(Yaml::as_str);
     let of_list = of_list.map(|item| item.split_once('=').map_or(item, |(name, _)| name));

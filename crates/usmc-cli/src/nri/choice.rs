@@ -64,7 +64,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// Who is chosen.
+/// The pods that are chosen.
 #[derive(Default, Debug)]
 pub struct Rules {
     /// Namespaces all of whose pods are.

@@ -25,8 +25,8 @@ Usage: usmc-agent --socket PATH [OPTION]...
   --spin TIME           how long it looks for work before it sleeps: never, always,
                         or microseconds [50]
   --ring-size BYTES     of each buffer: a power of two, 16K to 4M [256K]
-  --sndbuf BYTES        of send buffers alone, likewise
-  --rcvbuf BYTES        of receive buffers (RMBs) alone, likewise
+  --sndbuf BYTES        of send buffers alone, in the same steps
+  --rcvbuf BYTES        of receive buffers (RMBs) alone, in the same steps
   --ctrl-buffer-count N messages under way on a link, 4 to 512 [16]; three times as many
                         receives are posted
   --mtu BYTES           largest path MTU: 256, 512, 1024, 2048 or 4096 [the port's]
