@@ -75,17 +75,41 @@ pub fn declare(conn: &Conn) {
     conn.set_flag(F_CLC, conn.has(F_ARMED) || super::first::is_proposed(conn));
 }
 
+/// What has become of a connection's questions.
+#[derive(PartialEq, Eq, Debug)]
+enum Answers<Id> {
+    /// The holder has answered this one.
+    Held(Id),
+    /// Some question is open.
+    Open,
+    Over,
+}
+
+/// Each stage is loaded once: between two loads a question that was open is answered.
+fn answers<Id>(questions: impl Iterator<Item = Id>, stage: impl Fn(&Id) -> Stage) -> Answers<Id> {
+    let mut known = Answers::Over;
+    for id in questions {
+        match stage(&id) {
+            Stage::Held => return Answers::Held(id),
+            Stage::Open => known = Answers::Open,
+            _ => {}
+        }
+    }
+    known
+}
+
 /// Proposes once a process has said that it holds the other end.
 pub fn await_holder(fd: i32, conn: &Conn) {
-    let stage = |id: &OfferId| device::board_of(*id).stage(*id);
-    if let Some(id) = questions(conn).find(|id| stage(id) == Stage::Held) {
-        transition::store_offer_id(conn, id);
-        return propose(fd, conn);
-    }
-    let is_open = questions(conn).any(|id| stage(&id) == Stage::Open);
-    if !is_open || is_spent(fd, conn) {
-        stop_asking(conn, None);
-        give_up(conn, Reason::NotHeld);
+    match answers(questions(conn), |id| device::board_of(*id).stage(*id)) {
+        Answers::Held(id) => {
+            transition::store_offer_id(conn, id);
+            propose(fd, conn);
+        }
+        Answers::Open if !is_spent(fd, conn) => {}
+        _ => {
+            stop_asking(conn, None);
+            give_up(conn, Reason::NotHeld);
+        }
     }
 }
 
@@ -360,4 +384,25 @@ fn deliver(
     let fd = segment::fd_of(own.segment.index).ok_or(libc::ENOMEM)?;
     let what = Delivery { fd, dmb, to, from, is_own_user: conn.clc.is_with_kin() };
     host::current().deliver(mailbox.process, mailbox.identity, &what)
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::{Answers, Stage, answers};
+
+    #[test]
+    fn a_question_that_is_answered_during_the_look_is_not_over() {
+        // A second look at the same question gets the second stage.
+        for (stages, found) in [
+            ([Stage::Open, Stage::Held], Answers::Open),
+            ([Stage::Held, Stage::Proposed], Answers::Held(7)),
+            ([Stage::Over, Stage::Over], Answers::Over),
+        ] {
+            let looks = Cell::new(0);
+            let stage = |_: &u32| stages[looks.replace(looks.get() + 1).min(1)];
+            assert_eq!(answers([7].into_iter(), stage), found);
+        }
+    }
 }
