@@ -261,7 +261,8 @@ fn both_formats_are_valid_also_with_odd_names() {
     let server = redis(&fixture, port);
     let exporter = Exporter::start(&fixture, &[]);
     let odd = fixture.scratch().join("o\"d\\d{\n}");
-    fs::copy("/usr/bin/redis-cli", &odd).expect("a copy");
+    // By another process: a child that another test starts at this moment would hold the file open (ETXTBSY).
+    assert!(Command::new("cp").arg("/usr/bin/redis-cli").arg(&odd).status().expect("cp").success());
     let mut client = cli(&fixture, port, &odd);
     let (classic_header, classic) = get(exporter.port, "/metrics", "text/plain");
     let (open_header, open) = get(exporter.port, "/metrics", OPEN_METRICS);

@@ -17,7 +17,7 @@ fn image(dir: &TempDir, library: &str) -> std::path::PathBuf {
     fs::create_dir_all(image.join("lib/i386-linux-gnu")).expect("a directory");
     let usmc = image.join("usmc");
     if !usmc.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_usmc"), &usmc).expect("a copy");
+        dir.usmc_at("image/usmc");
     }
     fs::write(image.join(NAME), library).expect("a file");
     fs::write(image.join("lib/i386-linux-gnu").join(NAME), "narrow").expect("a file");

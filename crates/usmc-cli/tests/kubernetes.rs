@@ -12,8 +12,7 @@ use support::*;
 fn kubectl(dir: &TempDir) {
     let script = "#!/bin/sh\ncd \"$(dirname \"$0\")\"\nprintf '%s\\n' \"$*\" >>log\nfor word; do case $word in \
          daemonset|configmap|deployment|namespace) cat $word 2>/dev/null; exit 0 ;; esac; done\n";
-    let path = dir.path().join("kubectl");
-    fs::write(&path, script).expect("a file");
+    let path = dir.file("kubectl", script.as_bytes());
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a mode");
 }
 

@@ -269,8 +269,7 @@ fn the_library_is_found_beside_the_command_and_in_its_prefix() {
     let bin = dir.path().join("bin");
     fs::create_dir_all(dir.path().join("lib/usmc")).expect("a directory");
     fs::create_dir(&bin).expect("a directory");
-    fs::copy(env!("CARGO_BIN_EXE_usmc"), bin.join("usmc")).expect("a copy");
-    let installed = bin.join("usmc");
+    let installed = dir.usmc_at("bin/usmc");
     let mut command = clean(installed.to_str().expect("UTF-8"));
     let nowhere = output(command.args(["run", "true"]));
     assert_eq!(nowhere.status.code(), Some(125));

@@ -49,18 +49,30 @@ double now(void) {
 }
 
 void wait_asleep(pid_t pid, pid_t tid) {
+    CHECK(wait_asleep_or_gone(pid, tid));
+}
+
+bool wait_asleep_or_gone(pid_t pid, pid_t tid) {
     char path[64], stat[512];
     snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, tid);
     double until = now() + 20;
     for (;;) {
-        int fd = OK(open(path, O_RDONLY | O_CLOEXEC));
-        ssize_t n = OK(read(fd, stat, sizeof stat - 1));
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) {
+            EQ(errno, ENOENT);
+            return false;
+        }
+        ssize_t n = read(fd, stat, sizeof stat - 1);
+        if (n < 0)
+            EQ(errno, ESRCH);
         close(fd);
+        if (n < 0)
+            return false;
         stat[n] = 0;
         char *end = strrchr(stat, ')');
         CHECK(end);
         if (end[2] == 'S')
-            return;
+            return true;
         CHECK(now() < until);
         sched_yield();
     }

@@ -144,6 +144,8 @@ void set_option(int fd, int level, int name, int value);
 void timeout_option(int fd, int name, double seconds);
 // Waits until thread `tid` of process `pid` sleeps in the kernel.
 void wait_asleep(pid_t pid, pid_t tid);
+// The same; false where the thread has ended before.
+bool wait_asleep_or_gone(pid_t pid, pid_t tid);
 // Forks a child that dies with us and ends with status 0 if `run` returns.
 pid_t child(void (*run)(void *), void *arg);
 // Waits for a child and checks that it ended with status 0.

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use usmc::observe::{Header, MAGIC, MEMFD_NAME, RECORDS_OFFSET, Record, VERSION};
@@ -42,12 +42,16 @@ pub fn output(command: &mut Command) -> Output {
     spawn(command).wait_with_output().expect("its output")
 }
 
-/// Starts it, one at a time: between its fork and its exec a child holds the files of all tests of this
-/// process, and a file that names no process is ascribed to the first that holds it. Once a command has
-/// been started here, no earlier one is in that state any more.
-fn spawn(command: &mut Command) -> Child {
+/// While it is held, no child of this process is between its fork and its exec. Such a child holds the files of all tests:
+/// a file that names no process is ascribed to the first that holds it, and a program that is being written cannot be
+/// executed (ETXTBSY).
+fn no_child_begins() -> MutexGuard<'static, ()> {
     static STARTING: Mutex<()> = Mutex::new(());
-    let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn(command: &mut Command) -> Child {
+    let _one = no_child_begins();
     command.spawn().expect("the command starts")
 }
 
@@ -83,8 +87,17 @@ impl TempDir {
     /// Writes a file in it and returns its path.
     pub fn file(&self, name: &str, content: &[u8]) -> String {
         let path = self.0.join(name);
+        let _written = no_child_begins();
         fs::write(&path, content).expect("a file for the test");
         path.to_str().expect("UTF-8").to_owned()
+    }
+
+    /// Copies the command under test to this place in it.
+    pub fn usmc_at(&self, place: &str) -> PathBuf {
+        let path = self.0.join(place);
+        let _written = no_child_begins();
+        fs::copy(env!("CARGO_BIN_EXE_usmc"), &path).expect("a copy of the command");
+        path
     }
 }
 
