@@ -22,7 +22,7 @@ find "$root/usr/share/man" -type f -exec gzip -9n {} +
 # Files, and the directories that no other package has.
 {
     find "$root" ! -type d -printf '"/%P"\n'
-    for dir in usr/lib/usmc usr/share/doc/usmc usr/share/licenses/usmc; do
+    for dir in usr/lib/usmc usr/share/usmc usr/share/doc/usmc usr/share/licenses/usmc; do
         find "$root/$dir" -type d -printf "%%%%dir \"/$dir/%P\"\n"
     done
 } | sed -e '/\/man\//b' -e 's|^"/usr/share/doc/|%doc &|; s|^"/usr/share/licenses/|%license &|; s|/"$|"|' >"$root.files"

