@@ -8,45 +8,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use process::{End, Process, alone, fake, loopback};
-use usmc_agent::agent::Agent as Program;
-use usmc_agent::control::Control;
-use usmc_agent::driver::Driver;
-use usmc_agent::rest::{Rest, Spin};
-use usmc_agent::service::Service;
-use usmc_shm::agent::Role;
+use process::pair::{Pair, connect};
+use process::{End, Process, alone, fake};
 
 /// Bytes of a message.
 const BYTES: usize = 14;
 /// How many round trips the rounds below make, where that is said: for the count of system calls.
 const ROUNDS: &str = "USMC_AGENT_ROUNDS";
-
-/// Two agents, one for each host.
-struct Pair([Program; 2]);
-
-impl Pair {
-    fn new(test: u8) -> Pair {
-        Pair([0, 1].map(|host| {
-            let (config, adapters) = fake::host(test, host);
-            let rest = Rest::new(Spin::Always).expect("an epoll set");
-            let driver = Driver::new(config, adapters).expect("an epoll set");
-            let service = Service::new(driver, rest, process::SHIFT).expect("a service");
-            let control = Control::listen(&path(test, host), &service).expect("a socket");
-            Program::new(service, control)
-        }))
-    }
-
-    fn turn(&mut self) {
-        for agent in &mut self.0 {
-            agent.turn(|_| {}).expect("a device");
-        }
-    }
-}
-
-fn path(test: u8, host: u8) -> std::path::PathBuf {
-    let name = format!("awake-{}-{test}-{host}", std::process::id());
-    std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
-}
 
 /// Agents that turn in a thread of their own until the end, and a connection between them, in the process of each end.
 struct World {
@@ -83,19 +51,6 @@ impl World {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().expect("the agents")
     }
-}
-
-/// A connection between the agents of a test, over a fabric that costs nothing.
-fn connect(test: u8) -> [Process; 2] {
-    fake::fabric().0.direct().expect("a fabric");
-    let [client, server] = loopback();
-    let mut ends = [Process::default(), Process::default()];
-    for (host, tcp) in [client, server].into_iter().enumerate() {
-        let asked =
-            process::ask_at(&path(test, host as u8), [Role::Client, Role::Server][host], tcp);
-        ends[host].take(asked, [host as u64, 1 - host as u64], 0);
-    }
-    ends
 }
 
 /// A message to the other end. An agent that has not looked there for a while has to be told.

@@ -129,6 +129,8 @@ pub(crate) struct Data<B> {
     arrived: u64,
     /// Behind the peer's last urgent byte.
     urgent_in: Option<u64>,
+    /// It has come, and the ring was not left ([`Connection::leave_ring`]).
+    is_to_leave: bool,
     /// Behind the application's.
     urgent_out: Option<u64>,
     application: Application,
@@ -160,6 +162,7 @@ impl<B: Buffers> Data<B> {
             read: 0,
             arrived: 0,
             urgent_in: None,
+            is_to_leave: false,
             urgent_out: None,
             application: Application::Writes,
             is_due: false,
@@ -186,6 +189,19 @@ impl<B: Buffers> Data<B> {
             self.application = Application::Closed;
         } else if self.application != Application::Closed {
             self.application = Application::Closes { unread };
+        }
+    }
+
+    /// Whether an urgent byte has come, for which the ring is to be left ([`Connection::leave_ring`]).
+    pub(crate) fn is_to_leave(&self) -> bool {
+        self.is_to_leave
+    }
+
+    /// The ring ends before the urgent byte's message. What sleeps for bytes in the ring was woken.
+    pub(crate) fn leave_ring(&mut self) {
+        if std::mem::take(&mut self.is_to_leave) {
+            self.buffers.leave();
+            self.buffers.arrived(self.arrived);
         }
     }
 
@@ -289,9 +305,12 @@ impl<B: Buffers> Data<B> {
                     self.arrived += u64::from(news.readable);
                     if news.urgent {
                         self.urgent_in = Some(self.arrived);
-                        self.buffers.leave();
+                        self.is_to_leave = true;
                     }
-                    self.buffers.arrived(self.arrived);
+                    // The urgent byte's message and what follows are for the kernel.
+                    if !self.is_to_leave {
+                        self.buffers.arrived(self.arrived);
+                    }
                     if matches!(self.application, Application::Closes { .. } | Application::Closed)
                     {
                         // Nobody reads them, and the peer may wait for ever for room: as with TCP, it sees a reset.

@@ -172,6 +172,19 @@ impl<B: Buffers> Engine<B> {
         self.end_if_over(conn, now);
     }
 
+    /// Whether an urgent byte has come, which no ring can say. The caller wakes what sleeps for bytes in the ring, as no doorbell can follow,
+    /// and calls [`Engine::leave_ring`].
+    pub fn is_to_leave(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.data.is_to_leave())
+    }
+
+    /// What has come with the urgent byte or behind it is not in the ring: [`Engine::came`].
+    pub fn leave_ring(&mut self, conn: ConnId) {
+        if let Some(conn) = self.conns.get_mut(conn) {
+            conn.data.leave_ring();
+        }
+    }
+
     /// What has come of the peer's bytes. Where one of them was urgent the kernel brings what is behind the ring: the caller sends that, and says
     /// how far the kernel has it ([`Engine::taken`]).
     pub fn came(&self, conn: ConnId) -> Came {

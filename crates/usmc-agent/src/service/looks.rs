@@ -120,6 +120,10 @@ impl Service {
     /// Moves the bytes of an application that is out of the ring. Whether it sends by the kernel.
     pub(super) fn relay(&mut self, ticket: Ticket) -> bool {
         let Some(case) = self.cases.get_mut(&ticket) else { return false };
+        if let Some(conn) = case.conn.filter(|conn| self.driver.engine.is_to_leave(*conn)) {
+            case.deputy.wake_reader();
+            self.driver.engine.leave_ring(conn);
+        }
         let came = case.conn.map(|conn| self.driver.engine.came(conn)).unwrap_or_default();
         let moved = case.deputy.relay(came);
         if let (Some(conn), Some(upto)) = (case.conn, moved.taken) {

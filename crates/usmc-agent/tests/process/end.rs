@@ -112,7 +112,7 @@ impl End {
     }
 
     /// Takes doorbells away.
-    pub(super) fn drain(&self) {
+    pub(crate) fn drain(&self) {
         let bells = self.bells();
         if let Drain::Bells(pending) = bells.drain(|| false, || false)
             && let Some(socket) = &self.socket

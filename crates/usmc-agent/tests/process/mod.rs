@@ -8,6 +8,7 @@ pub(crate) mod application;
 mod end;
 #[path = "../fake/mod.rs"]
 pub(crate) mod fake;
+pub(crate) mod pair;
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};

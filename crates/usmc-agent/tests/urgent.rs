@@ -1,0 +1,69 @@
+//! Urgent bytes, which no ring can say.
+
+mod process;
+
+use std::time::Instant;
+
+use process::pair::Pair;
+use process::{End, LIMIT, alone};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT};
+use usmc_shm::span::RxSpan;
+use usmc_shm::sync::Ordering::Relaxed;
+
+/// These agents turn until that is so.
+fn turn_until(agents: &mut Pair, hosts: &[usize], what: &str, is_it: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_it() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        hosts.iter().for_each(|host| agents.turn_one(*host));
+    }
+}
+
+/// What the socket has now.
+fn ready(end: &End) -> PollFlags {
+    let mut all =
+        [PollFd::new(end.socket.as_ref().expect("a socket"), PollFlags::IN | PollFlags::PRI)];
+    poll(&mut all, Some(&Timespec::default())).expect("poll");
+    all[0].revents()
+}
+
+/// The bytes before an urgent one wake a reader that sleeps, also where an agent hears of both at once. The urgent byte itself wakes no
+/// read(2), and a peer that waits until it is read sends nothing behind it.
+#[test]
+fn what_comes_before_an_urgent_byte_wakes() {
+    let _alone = alone();
+    let (mut agents, ends) = Pair::connected();
+    let [client, server] = ends.each_ref().map(|process| &process.ends[0]);
+    let [from, to] = [client, server].map(|end| end.socket.as_ref().expect("a socket"));
+    // What it sends by its socket from here on is for the peer.
+    client.leave_ring();
+    let [ring, _] = server.rings();
+    // As a process that reads there.
+    RxSpan::new(server.known(), ACCEPTOR).note_read();
+    assert_eq!(send(from, b"one", SendFlags::empty()), Ok(3));
+    turn_until(&mut agents, &[0, 1], "the first bytes", || server.has_to_read() == 3);
+    ring.consume(ring.read() + 3);
+    server.drain();
+    ring.arm_rx(ARM_TCP);
+    assert!(!ring.has_data());
+    assert_eq!(ready(server), PollFlags::empty());
+    let written = &client.known().dir[ACCEPTOR].producer.prod;
+    let bells = &server.known().dir[CLIENT].producer.bells_sent;
+    let before = bells.load(Relaxed);
+    for (bytes, flags, upto) in [(&b"calm"[..], SendFlags::empty(), 7), (b"!", SendFlags::OOB, 8)] {
+        assert_eq!(send(from, bytes, flags), Ok(bytes.len()));
+        turn_until(&mut agents, &[0], "its agent sends", || {
+            written.load(Relaxed) == upto && client.unread() == 0
+        });
+    }
+    turn_until(&mut agents, &[1], "the urgent byte", || ready(server).contains(PollFlags::PRI));
+    assert_eq!(server.has_to_read(), 4, "the ring has what was before");
+    assert_eq!(bells.load(Relaxed) - before, 1, "no doorbell for that");
+    let mut bytes = [0; 8];
+    // The doorbell, up to the mark.
+    assert_eq!(recv(to, &mut bytes[..], RecvFlags::DONTWAIT).map(|(n, _)| n), Ok(1));
+    assert_eq!(recv(to, &mut bytes[..1], RecvFlags::OOB).map(|(n, _)| n), Ok(1));
+    assert_eq!(bytes[0], b'!');
+}
