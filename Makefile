@@ -176,8 +176,10 @@ roots: build
 	sh tests/roots.sh $(ROOT)
 
 # Real servers with clients of their own, over TCP and under uSMC in turn; what comes back is checked. SERVERS: some only.
+# BY=rdma: by an agent over the fake libibverbs, as between two hosts.
 zoo: build
-	sh tests/zoo.sh $(SERVERS)
+	@[ "$(BY)" != rdma ] || $(CARGO) build --release --locked -p usmc-fake-verbs
+	BY=$(BY) sh tests/zoo.sh $(SERVERS)
 
 # Programs, libraries, the manual, completions, an example of the configuration, units of systemd: packages/install.sh.
 install: build

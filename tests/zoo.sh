@@ -3,6 +3,7 @@
 # connections have to go through rings: so says the library's log of a run of its own, for short connections pay for each line.
 # Prints what each does per second: the median of ROUNDS (default 3), lowest and highest,
 # and uSMC over TCP within a round. SECONDS_EACH (default 3): how long those take that go by time.
+# BY=rdma: by an agent over the fake libibverbs instead, as between two hosts. What it makes per second says nothing then.
 # Arguments: some servers only. Each is setup_NAME and zoo_NAME of a file in tests/zoo.
 set -eu
 cd "$(dirname "$0")/.."
@@ -24,7 +25,8 @@ trap 'exit 1' INT TERM
 under() {
     log=
     [ "$how" != logged ] || log="debug:$work/log"
-    [ "$how" = tcp ] || set -- env USMC_ISM_DIR="$ism" USMC_LOG="$log" "$work/bin/usmc" run -- "$@"
+    # shellcheck disable=SC2086 # words
+    [ "$how" = tcp ] || set -- env USMC_ISM_DIR="$ism" USMC_LOG="$log" $by "$work/bin/usmc" run -- "$@"
     [ -z "$as" ] || set -- setpriv --reuid="$as" --regid="$as" --clear-groups -- "$@"
     exec "$@"
 }
@@ -124,7 +126,8 @@ build() {
     chmod 755 "$work"
     # Where other users find them.
     release=${CARGO_TARGET_DIR:-$PWD/target}/release
-    cp "$release/usmc" "$release/libusmc_preload.so" "$work/bin"
+    cp "$release/usmc" "$release/usmc-agent" "$release/libusmc_preload.so" "$work/bin"
+    [ "${BY:-}" != rdma ] || cp "$release/libusmc_fake_verbs.so" "$work/bin"
     gcc -O2 -Wall -o "$work/bin/http" tests/programs/zoo/http.c
     mkdir "$work/www"
     "$work/bin/http" make "$work/www"
@@ -137,12 +140,31 @@ once() {
     trap 'exit 1' INT TERM
     # The functions that a server's own shell needs.
     {
-        echo "how='$how' work='$work' ism='$ism' as='$as'"
+        echo "how='$how' work='$work' ism='$ism' as='$as' by='$by'"
         sed -n '/^under() {/,/^}/p' tests/zoo.sh
     } >"$work/under"
     "zoo_$server"
     trap - EXIT
     stop
+}
+
+# An agent for connections inside this host, as the user that the server asks for.
+start_agent() {
+    by='USMC_PEERS=127.0.0.1 USMC_LOOPBACK=off'
+    printf 'device host 1024\ngid host 1 v2 ::ffff:127.0.0.1 lo\n' >"$ism/fabric"
+    [ -z "$as" ] || chown "$as:$as" "$ism/fabric"
+    (how=tcp; under env USMC_IBVERBS="$work/bin/libusmc_fake_verbs.so" USMC_FAKE_VERBS="$ism" "$work/bin/usmc-agent" \
+        --socket "$ism/agent" --ueid ZOO) >"$work/agent" 2>&1 &
+    agent=$!
+    timeout 10 sh -c 'until grep -q ready "$1"; do sleep 0.05; done' sh "$work/agent" || { cat "$work/agent" >&2; exit 1; }
+}
+
+# Ends it: no connection is left.
+end_agent() {
+    kill -s TERM "$agent"
+    timeout 20 sh -c 'while kill -0 "$1" 2>/dev/null && ! grep -qs "^State:.Z" "/proc/$1/status"; do sleep 0.05; done' sh "$agent" ||
+        { echo "the agent does not end:" >&2; cat "$work/agent" >&2; kill -s KILL "$agent"; return 1; }
+    wait "$agent"
 }
 
 build
@@ -158,6 +180,8 @@ for server in $servers; do
         : >"$work/$file"
     done
     chmod 666 "$work/log"
+    by=
+    [ "${BY:-}" != rdma ] || start_agent
     for round in $(seq 0 "$rounds"); do
         for how in $([ "$round" = 0 ] && echo logged || echo tcp usmc); do
             # Each command of it has to succeed, which the shell does not ask for on the left of ||.
@@ -169,6 +193,11 @@ for server in $servers; do
         done
     done
     count_rings "$work/log"
+    if [ -n "$by" ]; then
+        ends=$((2 * $(grep -c 'accepted from port' "$work/log" || :)))
+        in_rings=$(grep -c ': handed to the agent' "$work/log" || :)
+        end_agent || failed=1
+    fi
     rm -rf "$ism"
     for how in tcp usmc; do
         sort -n "$work/$how" | awk -v how=$how '{ v[NR] = $1 } END { printf " %s %d/s (%d-%d),", how, v[int((NR + 1) / 2)], v[1], v[NR] }'

@@ -16,7 +16,7 @@ zoo_rabbitmq() {
         RABBITMQ_NODE_IP_ADDRESS RABBITMQ_NODE_PORT RABBITMQ_ENABLED_PLUGINS_FILE RABBITMQ_CONF_ENV_FILE RABBITMQ_CONFIG_FILE \
         RABBITMQ_ADVANCED_CONFIG_FILE
     # A daemon that the server's start needs, and that outlives it.
-    ERL_EPMD_RELAXED_COMMAND_CHECK=1 epmd -relaxed_command_check -daemon
+    (ERL_EPMD_RELAXED_COMMAND_CHECK=1 under epmd -relaxed_command_check -daemon)
     # What it leaves when it is killed goes there, too.
     start sh -c "cd $dir && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     done=0
