@@ -40,6 +40,11 @@ const PART_SHIFT: u32 = 26;
 /// Parts of a period. All processes spin in the first one and sleep in the second one; in the others each process does what has proven
 /// better for it.
 const PARTS: u32 = 12;
+/// While one of both is unknown they are measured in the first two of so few: either way may be five times slower than the other one.
+const FIRST: u32 = 3;
+/// Where one way finds more than twice of what the other does, both are measured in each fourth period only.
+const CLEAR: u64 = 2;
+const SELDOM: u32 = 4;
 /// After so many periods without a loss the programs that compute are gone.
 const CALM: u32 = 3;
 /// A process that has not waited for so many parts has not been at work.
@@ -58,8 +63,20 @@ fn part_at(now_ns: u64) -> u32 {
     (now_ns >> PART_SHIFT) as u32
 }
 
-fn measures(part: u32) -> Measures {
-    match part % PARTS {
+/// How often a process measures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pace {
+    /// It does not know both ways.
+    First,
+    Usual,
+    /// In some periods only.
+    Seldom,
+}
+
+fn measures(part: u32, pace: Pace) -> Measures {
+    let parts = if pace == Pace::First { FIRST } else { PARTS };
+    match part % parts {
+        _ if pace == Pace::Seldom && !(part / PARTS).is_multiple_of(SELDOM) => Measures::Nothing,
         0 => Measures::Spins,
         1 => Measures::Sleeps,
         _ => Measures::Nothing,
@@ -74,13 +91,16 @@ struct Course {
     part: u32,
     /// Whether all of it is counted.
     is_whole: bool,
-    /// What waits have found in a part without spins, and with them; `u32::MAX` = not measured.
+    /// What waits have found in a part without spins, and with them, or [`UNKNOWN`].
     rates: [u32; 2],
 }
 
+/// A rate that was not measured.
+const UNKNOWN: u32 = u32::MAX;
+
 impl Course {
     const QUIET: Course =
-        Course { step: Step::Quiet, part: 0, is_whole: false, rates: [u32::MAX; 2] };
+        Course { step: Step::Quiet, part: 0, is_whole: false, rates: [UNKNOWN; 2] };
 
     /// A process that spins has lost slices.
     fn begun(part: u32) -> Course {
@@ -90,7 +110,7 @@ impl Course {
 
     fn spins(&self) -> bool {
         let Step::Beside { spins, .. } = self.step else { return true };
-        match measures(self.part) {
+        match self.measures() {
             Measures::Spins => true,
             Measures::Sleeps => false,
             Measures::Nothing => spins,
@@ -103,18 +123,18 @@ impl Course {
         if part.wrapping_sub(self.part) > IDLE {
             return Course::QUIET;
         }
-        match measures(self.part) {
+        match self.measures() {
             Measures::Spins if self.is_whole => {
                 let calm = if lost_us == 0 { calm + 1 } else { 0 };
                 if calm == CALM {
                     return Course::QUIET;
                 }
                 self.note(true, found);
-                self.step = Step::Beside { spins, calm };
+                self.step = Step::Beside { spins: self.spins_are_better(spins), calm };
             }
             Measures::Sleeps if self.is_whole => {
                 self.note(false, found);
-                self.step = Step::Beside { spins: self.spins_are_better(), calm };
+                self.step = Step::Beside { spins: self.spins_are_better(spins), calm };
             }
             _ => {}
         }
@@ -124,13 +144,29 @@ impl Course {
     /// The rate follows what is measured.
     fn note(&mut self, spins: bool, found: u32) {
         let known = &mut self.rates[usize::from(spins)];
-        *known = if *known == u32::MAX { found } else { found.midpoint(*known) };
+        *known = if *known == UNKNOWN { found } else { found.midpoint(*known) };
     }
 
-    /// Unknown rates are the highest. Little more without spins may be chance.
-    fn spins_are_better(&self) -> bool {
+    /// Whether they are; as before while one of them is unknown. Little more without spins may be chance.
+    fn spins_are_better(&self, before: bool) -> bool {
         let [without, with] = self.rates.map(u64::from);
-        without * 8 < with * 9
+        if self.rates.contains(&UNKNOWN) { before } else { without * 8 < with * 9 }
+    }
+
+    /// What is measured in its part.
+    fn measures(&self) -> Measures {
+        measures(self.part, self.pace())
+    }
+
+    /// A period without a loss is followed by a look whether the next one has none.
+    fn pace(&self) -> Pace {
+        let [without, with] = self.rates.map(u64::from);
+        match self.step {
+            _ if self.rates.contains(&UNKNOWN) => Pace::First,
+            Step::Beside { calm: 1.., .. } => Pace::Usual,
+            _ if without > CLEAR * with || with > CLEAR * without => Pace::Seldom,
+            _ => Pace::Usual,
+        }
     }
 }
 
@@ -159,7 +195,7 @@ impl Process {
             step: AtomicU32::new(0),
             part: AtomicU32::new(0),
             is_whole: AtomicBool::new(false),
-            rates: [const { AtomicU32::new(u32::MAX) }; 2],
+            rates: [const { AtomicU32::new(UNKNOWN) }; 2],
             found: AtomicU32::new(0),
             lost_us: AtomicU64::new(0),
             bucket: AtomicU64::new(0),
@@ -300,9 +336,46 @@ mod tests {
     #[test]
     fn spins_that_bring_more_go_on() {
         let (process, mut now) = (Process::new(), 7);
+        run(&process, &mut now, 2000, [50, 90], true);
         assert!(run(&process, &mut now, 20_000, [50, 90], true) > 18_000);
         run(&process, &mut now, 20_000, [90, 50], true);
         assert!(run(&process, &mut now, 20_000, [90, 50], true) < 2000, "it has changed");
+    }
+
+    #[test]
+    fn a_process_that_begins_to_lose_slices_knows_soon_what_is_better() {
+        for rates in [[90, 50], [50, 90]] {
+            for begin in 0..(u64::from(PARTS) << PART_SHIFT) / MS {
+                let (process, mut now) = (Process::new(), begin);
+                // Until the losses count, and then both ways.
+                run(
+                    &process,
+                    &mut now,
+                    20 + ((u64::from(2 * FIRST)) << PART_SHIFT) / MS,
+                    rates,
+                    true,
+                );
+                let course = process.course();
+                assert!(!course.rates.contains(&UNKNOWN), "{begin}: {course:?}");
+                let step = Step::Beside { spins: rates[1] > rates[0], calm: 0 };
+                assert_eq!(course.step, step, "{begin}: {course:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_clear_is_measured_seldom() {
+        for (rates, most) in [([100, 10], 500), ([100, 60], 1800)] {
+            let (process, mut now) = (Process::new(), 7);
+            run(&process, &mut now, 10_000, rates, true);
+            let spun = run(&process, &mut now, 20_000, rates, true);
+            assert!((most / 2..=most).contains(&spun), "{spun} of 20000 ms for {rates:?}");
+        }
+        let (process, mut now) = (Process::new(), 7);
+        run(&process, &mut now, 20_000, [100, 10], true);
+        // Within two rare measurements and the calm periods.
+        run(&process, &mut now, 7000, [10, 100], false);
+        assert_eq!(run(&process, &mut now, 2000, [10, 100], false), 2000);
     }
 
     #[test]
