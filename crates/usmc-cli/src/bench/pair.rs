@@ -1,8 +1,11 @@
 //! A client and a server of our own, from their start to the figures: the driver's end of what [`super::part`] says.
 
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -22,6 +25,8 @@ use super::proof::{Proof, Wanted};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Times that a warm-up is repeated for connections that are not in shared memory yet.
 const WARM_UPS: usize = 20;
+/// Bytes that are shown of what a part said before it ended early.
+const LAST_WORDS: usize = 4000;
 /// How often we look whether somebody wants us to end, while a part is silent.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -30,6 +35,8 @@ pub struct Part {
     child: Child,
     out: ChildStdout,
     rest: Vec<u8>,
+    /// What it and the library have to say beside that, which may be more than a pipe takes (`USMC_LOG`).
+    errors: PathBuf,
     who: &'static str,
     ending: Ending,
     at: Address,
@@ -41,13 +48,16 @@ impl Part {
     /// # Errors
     /// When it cannot be started.
     pub fn start(world: &World, who: &'static str, spec: &Spec) -> Result<Part> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let text = serde_json::to_string(spec).context("a part's description")?;
         let mut command = world.usmc(&[NAME, &text])?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let errors = world.scratch.join(format!("part-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let file = File::create(&errors).context("cannot make a file")?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().context("cannot start usmc itself")?;
         let out = child.stdout.take().context("the part has no output")?;
         let (ending, at) = (world.ending.clone(), spec.at.clone());
-        Ok(Part { child, out, rest: Vec::new(), who, ending, at })
+        Ok(Part { child, out, rest: Vec::new(), errors, who, ending, at })
     }
 
     /// Its process.
@@ -108,12 +118,10 @@ impl Part {
     }
 
     fn last_words(&mut self) -> String {
-        let mut said = String::new();
         let _ = self.child.kill();
-        if let Some(mut err) = self.child.stderr.take() {
-            let _ = err.read_to_string(&mut said);
-        }
-        said.trim().to_owned()
+        let said = fs::read(&self.errors).unwrap_or_default();
+        let said = &said[said.len().saturating_sub(LAST_WORDS)..];
+        String::from_utf8_lossy(said).trim().to_owned()
     }
 }
 
