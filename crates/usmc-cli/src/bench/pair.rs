@@ -13,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-use super::case::{Count, Cpu};
+use super::agents::Work;
+use super::case::{Count, Counts, Cpu};
 use super::ending::Ending;
 use super::host::World;
 use super::mode::Mode;
@@ -144,6 +145,8 @@ pub struct Measured {
     pub frames: Option<u64>,
     /// Sleeps and doorbells meanwhile, where all connections are in shared memory.
     pub wakes: Option<u64>,
+    /// What agents did meanwhile, where connections are by RDMA.
+    pub agents: Option<Work>,
 }
 
 impl Measured {
@@ -161,13 +164,19 @@ impl Measured {
     pub fn cpu(&self, parts: f64) -> Option<Cpu> {
         let each = |seconds: f64| seconds * 1e9 / self.operations() / parts;
         let [client, server] = self.cpu;
-        Some(Cpu { client_ns: each(client), server_ns: each(server) })
+        let agents_ns = self.agents.and_then(|agents| agents.cpu_of(self.operations() * parts));
+        Some(Cpu { client_ns: each(client), server_ns: each(server), agents_ns })
     }
 
     /// Frames, and sleeps with doorbells, of which `parts` operations make one.
     pub fn counts(&self, parts: f64) -> [Option<Count>; 2] {
         let operations = self.operations() * parts;
         [self.frames, self.wakes].map(|count| Count::new(count?, operations))
+    }
+
+    /// What agents did, of which `parts` operations make one.
+    pub fn agents(&self, parts: f64) -> Counts {
+        self.agents.map(|agents| agents.counts(self.operations() * parts)).unwrap_or_default()
     }
 }
 
@@ -282,6 +291,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
         world.judge(&before, wanted)?;
     }
     let server_cpu = world.server_cpu(&servers)?;
+    let agents = world.agents()?;
     let frames = world.frames()?;
     for client in &mut clients {
         client.tell("go")?;
@@ -290,6 +300,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
         client.hear::<()>("measured")?;
     }
     let frames = world.frames()?.zip(frames).map(|(after, before)| after - before);
+    let agents = world.agents_since(agents)?;
     let server_cpu = world.server_cpu(&servers)? - server_cpu;
     let after = world.look(&all, port)?;
     for client in &mut clients {
@@ -303,6 +314,10 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
             if world.mode == Mode::Usmc {
                 proof.how =
                     format!("a lasting connection of the same two processes: {}", proof.how);
+            }
+            if let Some(agents) = agents {
+                let short = shown_by(&agents, &done)?;
+                proof.how += &format!("; the agents carried both ends of all {short} short ones");
             }
             proof
         }
@@ -325,5 +340,34 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
     for client in &mut clients {
         client.tell("end")?;
     }
-    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames, wakes })
+    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames, wakes, agents })
+}
+
+/// How many short connections there were. They are gone when somebody looks: that they were by RDMA is what the agents at both ends have
+/// counted.
+fn shown_by(agents: &Work, done: &[Done]) -> Result<u64> {
+    let connections: u64 = done.iter().map(|done| done.operations).sum();
+    if agents.established < 2 * connections {
+        let Work { established, fallbacks, failures, .. } = agents;
+        bail!(
+            "the run was not by RDMA: of {connections} connections, with two ends each, the agents of both hosts have carried \
+             {established} ends; {fallbacks} stayed TCP, {failures} were reset"
+        );
+    }
+    Ok(connections)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_connections_were_by_rdma_if_agents_had_both_ends_of_each() {
+        let done = |operations| Done { operations, ..Done::default() };
+        for (established, fits) in [(14, true), (15, true), (13, false), (0, false)] {
+            let agents = Work { established, ..Work::default() };
+            let shown = shown_by(&agents, &[done(3), done(4)]);
+            assert_eq!(shown.is_ok(), fits, "{established}: {shown:?}");
+        }
+    }
 }
