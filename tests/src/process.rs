@@ -115,6 +115,11 @@ impl Process {
         }
     }
 
+    /// Whether its end has been waited for.
+    pub fn has_ended(&self) -> bool {
+        self.status.is_some()
+    }
+
     /// Closes its standard input.
     pub fn close_stdin(&mut self) {
         self.stdin = None;

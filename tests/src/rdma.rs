@@ -1,6 +1,8 @@
 //! Two hosts that have nothing in common but a network and, by the fake libibverbs, a fabric: network namespaces with an ISM directory
 //! and an agent each.
 
+pub mod world;
+
 use std::fs::{self, Permissions};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
@@ -25,33 +27,19 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Starts both agents, with these options.
+    /// Starts both agents, with options of their own.
     ///
     /// # Panics
     /// Without the right to make network namespaces.
-    pub fn new(fixture: &Fixture, options: &[&str]) -> Hosts {
+    pub fn new(fixture: &Fixture, options: [&[&str]; 2]) -> Hosts {
         let net = Netns::new();
         let fabric = Fabric::create(&fixture.scratch().join("fabric")).expect("a directory");
         let dirs = [0, 1].map(|host| directory(fixture, &fabric, host, &net.address(host)));
         let agents = [0, 1].map(|host| {
             let command = net.plain(fixture, host, ROOT);
-            start(fixture, command, &fabric, (host, &dirs[host]), options)
+            start(fixture, command, &fabric, (host, &dirs[host]), options[host])
         });
         Hosts { agents, fabric, net, dirs }
-    }
-
-    /// As [`Hosts::new`], with options of their own.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn with(fixture: &Fixture, options: [&[&str]; 2]) -> Hosts {
-        let mut hosts = Hosts::new(fixture, &[]);
-        for (host, options) in options.into_iter().enumerate() {
-            hosts.agents[host].signal(libc::SIGTERM);
-            hosts.agents[host].succeed();
-            hosts.restart(fixture, host, options);
-        }
-        hosts
     }
 
     /// Starts the agent of a host anew.

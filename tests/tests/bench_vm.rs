@@ -203,6 +203,8 @@ fn a_hostile_client_harms_nothing() {
 
     let mut client = Client::greeted(&fixture, port);
     assert!(client.ask(&json!("look"))["failed"].is_string(), "nothing runs");
+    let agents = client.ask(&json!("agents"));
+    assert!(agents["failed"].as_str().is_some_and(|why| why.contains("usmc agent")), "{agents}");
     assert_eq!(client.ask(&json!("stop")), "stopped");
     for (case, mode) in
         [("sh -c id", "tcp"), ("../redis/c1", "tcp"), ("", "tcp"), ("redis/c1", "unix")]

@@ -2,107 +2,68 @@
 
 use std::process::Command;
 
-use usmc_tests::build::tests_dir;
+use usmc_tests::Process;
 use usmc_tests::netns::counter;
-use usmc_tests::rdma::{Hosts, share};
-use usmc_tests::{Fixture, Process};
+use usmc_tests::rdma::world::{CLIENT, SERVER, World, finish};
 
-const CLIENT: usize = 0;
-const SERVER: usize = 1;
-
-struct World {
-    fixture: Fixture,
-    hosts: Hosts,
+/// Both hosts let listeners take part in Fast Open, and clients.
+fn two_hosts(name: &str) -> World {
+    let world = World::new(name);
+    for host in [CLIENT, SERVER] {
+        world.hosts.tool(host, &["sysctl", "-qw", "net.ipv4.tcp_fastopen=3"]);
+    }
+    world
 }
 
-impl World {
-    /// Both hosts let listeners take part in Fast Open, and clients.
-    fn new(name: &str) -> World {
-        let fixture = Fixture::new(name);
-        let hosts = Hosts::new(&fixture, &[]);
-        for host in [CLIENT, SERVER] {
-            hosts.tool(host, &["sysctl", "-qw", "net.ipv4.tcp_fastopen=3"]);
-        }
-        World { fixture, hosts }
-    }
-
-    fn command(&self, host: usize, script: &str) -> Command {
-        let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
-        command.env("USMC_FAST_OPEN", self.hosts.address(1 - host)).env_remove("USMC_PEERS");
-        command.arg(tests_dir().join("programs/python").join(script));
-        command
-    }
-
-    /// An echo server, and its port.
-    fn serves(&self) -> (Process, u16) {
-        let port = self.fixture.port();
-        let mut command = self.command(SERVER, "echo.py");
-        command.args(["mirror", "-", "0.0.0.0", &port.to_string()]);
-        let mut server = self.fixture.spawn(command);
-        assert_eq!(server.line(), "listening");
-        (server, port)
-    }
-
-    /// A client that tries so many connections.
-    fn tries(&self, style: &str, port: u16, count: usize) -> Process {
-        let mut command = self.command(CLIENT, "opens.py");
-        command.args([style, &self.hosts.address(SERVER), &port.to_string(), &count.to_string()]);
-        self.fixture.spawn(command)
-    }
-
-    /// A client that has so many connections.
-    fn opens(&self, style: &str, port: u16, count: usize) -> Process {
-        let mut client = self.tries(style, port, count);
-        (0..count).for_each(|_| assert!(client.line().starts_with("took "), "{style}"));
-        assert_eq!(client.line(), format!("open {count}"), "{style}");
-        client
-    }
-
-    /// SYNs with data that were sent and acknowledged by the client's host, and accepted by the server's.
-    fn counts(&self) -> [u64; 2] {
-        let count = |host, name| counter(&self.hosts.netstat(&self.fixture, host), name);
-        [count(CLIENT, "TCPFastOpenActive"), count(SERVER, "TCPFastOpenPassive")]
-    }
-
-    fn assert_share(&self, port: u16, expected: (usize, usize)) {
-        let mut seen = Vec::new();
-        self.fixture.wait_until(&format!("{expected:?} by RDMA"), || {
-            seen = self.fixture.connections(port);
-            share(&seen) == expected
-        });
-        println!("{} of {} ends by RDMA", expected.0, expected.1);
-    }
-
-    fn end(self) {
-        let World { fixture, hosts } = self;
-        let Hosts { agents, .. } = hosts;
-        for mut agent in agents {
-            agent.signal(libc::SIGTERM);
-            agent.succeed();
-        }
-        fixture.finish();
-    }
+fn command(world: &World, host: usize, script: &str) -> Command {
+    let mut command = world.python(host, script);
+    command.env("USMC_FAST_OPEN", world.hosts.address(1 - host)).env_remove("USMC_PEERS");
+    command
 }
 
-fn finish(mut client: Process, mut server: Process) {
-    client.close_stdin();
-    client.succeed();
-    server.close_stdin();
-    server.succeed();
+/// An echo server, and its port.
+fn serves(world: &World) -> (Process, u16) {
+    let port = world.fixture.port();
+    let mut command = command(world, SERVER, "echo.py");
+    command.args(["mirror", "-", "0.0.0.0", &port.to_string()]);
+    let mut server = world.fixture.spawn(command);
+    assert_eq!(server.line(), "listening");
+    (server, port)
+}
+
+/// A client that tries so many connections.
+fn tries(world: &World, style: &str, port: u16, count: usize) -> Process {
+    let mut command = command(world, CLIENT, "opens.py");
+    command.args([style, &world.hosts.address(SERVER), &port.to_string(), &count.to_string()]);
+    world.fixture.spawn(command)
+}
+
+/// A client that has so many connections.
+fn opens(world: &World, style: &str, port: u16, count: usize) -> Process {
+    let mut client = tries(world, style, port, count);
+    (0..count).for_each(|_| assert!(client.line().starts_with("took "), "{style}"));
+    assert_eq!(client.line(), format!("open {count}"), "{style}");
+    client
+}
+
+/// SYNs with data that were sent and acknowledged by the client's host, and accepted by the server's.
+fn counts(world: &World) -> [u64; 2] {
+    let count = |host, name| counter(&world.hosts.netstat(&world.fixture, host), name);
+    [count(CLIENT, "TCPFastOpenActive"), count(SERVER, "TCPFastOpenPassive")]
 }
 
 /// The first connection gets the cookie; all others are opened by a SYN with the Proposal, and are by RDMA.
 #[test]
 fn the_proposal_goes_with_the_syn() {
-    let world = World::new("Fast Open");
-    let (mut server, port) = world.serves();
+    let world = two_hosts("Fast Open");
+    let (mut server, port) = serves(&world);
     let mut expected = [0, 0];
     for (round, style) in ["blocking", "poll", "epoll"].into_iter().enumerate() {
         const COUNT: usize = 6;
-        let mut client = world.opens(style, port, COUNT);
+        let mut client = opens(&world, style, port, COUNT);
         let with_data = COUNT as u64 - u64::from(round == 0);
         expected = expected.map(|count| count + with_data);
-        assert_eq!(world.counts(), expected, "{style}");
+        assert_eq!(counts(&world), expected, "{style}");
         world.assert_share(port, (2 * COUNT, 2 * COUNT));
         client.say("go");
         assert_eq!(client.line(), format!("again {COUNT}"), "{style}");
@@ -120,13 +81,13 @@ fn the_proposal_goes_with_the_syn() {
 fn the_answer_waits_for_no_acknowledgement() {
     const COUNT: usize = 6;
     const BARE: &str = "iifname v0 tcp flags & (syn | ack | psh | fin) == ack drop";
-    let world = World::new("Fast Open at once");
-    let (server, port) = world.serves();
+    let world = two_hosts("Fast Open at once");
+    let (server, port) = serves(&world);
     let rule =
         format!("table ip f {{ chain c {{ type filter hook input priority 0; {BARE}; }}; }}");
     world.hosts.tool(SERVER, &["nft", &rule]);
-    let mut client = world.opens("blocking", port, COUNT);
-    assert_eq!(world.counts(), [COUNT as u64 - 1; 2]);
+    let mut client = opens(&world, "blocking", port, COUNT);
+    assert_eq!(counts(&world), [COUNT as u64 - 1; 2]);
     world.assert_share(port, (2 * COUNT, 2 * COUNT));
     world.hosts.tool(SERVER, &["nft", "delete table ip f"]);
     client.say("go");
@@ -138,16 +99,16 @@ fn the_answer_waits_for_no_acknowledgement() {
 /// connect(2) says that nobody listens, as it does over TCP.
 #[test]
 fn a_server_that_is_gone_refuses() {
-    let world = World::new("Fast Open refused");
-    let (mut server, port) = world.serves();
-    let mut client = world.opens("blocking", port, 2);
-    assert_eq!(world.counts(), [1, 1]);
+    let world = two_hosts("Fast Open refused");
+    let (mut server, port) = serves(&world);
+    let mut client = opens(&world, "blocking", port, 2);
+    assert_eq!(counts(&world), [1, 1]);
     client.close_stdin();
     client.succeed();
     server.close_stdin();
     server.succeed();
     for style in ["blocking", "poll", "epoll"] {
-        let mut client = world.tries(style, port, 2);
+        let mut client = tries(&world, style, port, 2);
         assert_eq!([client.line(), client.line()], ["refused ECONNREFUSED"; 2], "{style}");
         assert_eq!(client.line(), "open 0");
         client.close_stdin();
@@ -160,16 +121,16 @@ fn a_server_that_is_gone_refuses() {
 /// TCP.
 #[test]
 fn an_agent_that_is_gone_meanwhile() {
-    let mut world = World::new("Fast Open without its agent");
-    let (server, port) = world.serves();
-    let mut client = world.opens("blocking", port, 1);
+    let mut world = two_hosts("Fast Open without its agent");
+    let (server, port) = serves(&world);
+    let mut client = opens(&world, "blocking", port, 1);
     client.close_stdin();
     client.succeed();
     let rule = "iifname v0 tcp flags & (syn | ack) == syn | ack drop";
     let table =
         format!("table ip f {{ chain c {{ type filter hook input priority 0; {rule}; }}; }}");
     world.hosts.tool(CLIENT, &["nft", &table]);
-    let mut client = world.tries("poll", port, 1);
+    let mut client = tries(&world, "poll", port, 1);
     world.fixture.wait_until("a SYN", || {
         let mut command = world.hosts.plain(&world.fixture, CLIENT);
         command.args(["ss", "-tnH", "state", "syn-sent"]);
@@ -179,30 +140,25 @@ fn an_agent_that_is_gone_meanwhile() {
     world.hosts.tool(CLIENT, &["nft", "delete table ip f"]);
     assert!(client.line().starts_with("took "));
     assert_eq!(client.line(), "open 1");
-    assert_eq!(world.counts(), [1, 1]);
+    assert_eq!(counts(&world), [1, 1]);
     world.assert_share(port, (0, 2));
     client.say("go");
     assert_eq!(client.line(), "again 1");
     finish(client, server);
-    world.hosts.agents[SERVER].signal(libc::SIGTERM);
-    world.hosts.agents[SERVER].succeed();
-    world.fixture.finish();
+    world.end();
 }
 
 /// The server's library declines where its host has no agent, and all bytes go by TCP.
 #[test]
 fn a_server_without_an_agent_declines() {
-    let mut world = World::new("Fast Open declined");
-    world.hosts.agents[SERVER].signal(libc::SIGTERM);
-    world.hosts.agents[SERVER].wait();
-    let (server, port) = world.serves();
-    let mut client = world.opens("blocking", port, 4);
-    assert_eq!(world.counts(), [3, 3]);
+    let mut world = two_hosts("Fast Open declined");
+    world.stop(SERVER);
+    let (server, port) = serves(&world);
+    let mut client = opens(&world, "blocking", port, 4);
+    assert_eq!(counts(&world), [3, 3]);
     world.assert_share(port, (0, 8));
     client.say("go");
     assert_eq!(client.line(), "again 4");
     finish(client, server);
-    world.hosts.agents[CLIENT].signal(libc::SIGTERM);
-    world.hosts.agents[CLIENT].succeed();
-    world.fixture.finish();
+    world.end();
 }

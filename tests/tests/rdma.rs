@@ -3,127 +3,54 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::process::Output;
 
 use serde_json::Value;
-use usmc_tests::build::{system_program, tests_dir, usmc};
+use usmc_tests::build::{system_program, tests_dir};
 use usmc_tests::network::{self, At, Network};
-use usmc_tests::rdma::{Hosts, activate_for_loopback, agents_of, share};
+use usmc_tests::rdma::world::{CLIENT, SERVER, World};
+use usmc_tests::rdma::{activate_for_loopback, agents_of, share};
 use usmc_tests::{Fixture, Process, is_plain};
 
-const CLIENT: usize = 0;
-const SERVER: usize = 1;
-
-struct World {
-    fixture: Fixture,
-    hosts: Hosts,
+fn python(world: &World, host: usize, args: &[&str]) -> Process {
+    let mut command = world.python(host, "echo.py");
+    command.args(args);
+    world.fixture.spawn(command)
 }
 
-impl World {
-    fn new(name: &str) -> World {
-        let fixture = Fixture::new(name);
-        let hosts = Hosts::new(&fixture, &[]);
-        World { fixture, hosts }
-    }
+/// A server that listens, and its port.
+fn serves(world: &World, style: &str) -> (Process, u16) {
+    serves_as(world, "server", style)
+}
 
-    fn python(&self, host: usize, args: &[&str]) -> Process {
-        let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
-        command.arg(tests_dir().join("programs/python/echo.py")).args(args);
-        self.fixture.spawn(command)
-    }
+fn serves_as(world: &World, role: &str, style: &str) -> (Process, u16) {
+    let port = world.fixture.port();
+    let mut server = python(world, SERVER, &[role, style, "0.0.0.0", &port.to_string()]);
+    assert_eq!(server.line(), "listening");
+    (server, port)
+}
 
-    /// A server that listens, and its port.
-    fn serves(&self, style: &str) -> (Process, u16) {
-        self.serves_as("server", style)
-    }
+/// A client that is connected to it, and waits for a line.
+fn calls(world: &World, style: &str, port: u16) -> Process {
+    let (to, number) = (world.hosts.address(SERVER), port.to_string());
+    let mut client = python(world, CLIENT, &["client", style, &to, &number, "pause"]);
+    let _ = client.number_after("port ");
+    client
+}
 
-    fn serves_as(&self, role: &str, style: &str) -> (Process, u16) {
-        let port = self.fixture.port();
-        let mut server = self.python(SERVER, &[role, style, "0.0.0.0", &port.to_string()]);
-        assert_eq!(server.line(), "listening");
-        (server, port)
-    }
-
-    /// A client that is connected to it, and waits for a line.
-    fn calls(&self, style: &str, port: u16) -> Process {
-        let (to, number) = (self.hosts.address(SERVER), port.to_string());
-        let mut client = self.python(CLIENT, &["client", style, &to, &number, "pause"]);
-        let _ = client.number_after("port ");
-        client
-    }
-
-    fn assert_smcr(&self, port: u16, ends: usize) {
-        let mut seen = Vec::new();
-        self.fixture.wait_until("connections by RDMA", || {
-            seen = self.fixture.connections(port);
-            share(&seen) == (ends, ends)
-        });
-        println!("{ends} of {ends} ends by RDMA");
-    }
-
-    /// What `usmc linkgroup` says at a host.
-    fn linkgroup(&self, host: usize, words: &[&str]) -> String {
-        let mut command = self.fixture.plain(usmc());
-        command.arg("linkgroup").args(words);
-        command.arg("--ism-dir").arg(self.hosts.ism_dir(host));
-        self.fixture.run(command)
-    }
-
-    /// `usmc` with these words at a host, whose programs know the other one.
-    fn usmc(&self, host: usize, words: &[&str]) -> Output {
-        let mut command = self.hosts.plain(&self.fixture, host);
-        command.arg(usmc()).args(words).env("USMC_ISM_DIR", self.hosts.ism_dir(host));
-        command.env("USMC_PEERS", self.hosts.address(1 - host));
-        command.output().expect("usmc")
-    }
-
-    /// The link groups of SMC-R that a host's agent shows.
-    fn groups(&self, host: usize) -> Vec<Value> {
-        let all = serde_json::from_str(&self.linkgroup(host, &["--json"])).expect("JSON");
-        let Value::Array(mut groups) = all else { panic!("{all}") };
-        groups.retain(|group| group["mode"] == "SMCR");
-        groups
-    }
-
-    /// What both agents show is a group with one connection, by one link to the other's.
-    fn assert_one_group(&self) {
-        let [one, other] = [CLIENT, SERVER].map(|host| {
-            let [group] = &self.groups(host)[..] else { panic!("{:?}", self.groups(host)) };
-            let expected = (&"SINGLE".into(), &1.into(), &1.into());
-            assert_eq!((&group["type"], &group["conns"], &group["links"][0]["conns"]), expected);
-            let table = self.linkgroup(host, &["link-show"]);
-            let device = format!("host{host}");
-            assert!(table.contains("LINK_ACTIVE") && table.contains(&device), "{table}");
-            group.clone()
-        });
-        assert_eq!((&one["role"], &other["role"]), (&"CLNT".into(), &"SERV".into()));
-        for (ours, theirs) in [("gid", "peer_gid"), ("qpn", "peer_qpn"), ("link_id", "link_id")] {
-            assert_eq!(one["links"][0][ours], other["links"][0][theirs]);
-        }
-    }
-
-    /// The agent of a host stops.
-    fn stop(&mut self, host: usize) {
-        self.hosts.agents[host].signal(libc::SIGTERM);
-        self.hosts.agents[host].wait();
-    }
-
-    /// Both agents stop, having no connection.
-    fn end(self) {
-        let World { fixture, hosts } = self;
-        let Hosts { agents, .. } = hosts;
-        for mut agent in agents {
-            agent.signal(libc::SIGTERM);
-            agent.succeed();
-        }
-        fixture.finish();
-    }
-
-    /// Both agents have ended before.
-    fn finish(self) {
-        let World { fixture, hosts } = self;
-        drop(hosts);
-        fixture.finish();
+/// What both agents show is a group with one connection, by one link to the other's.
+fn assert_one_group(world: &World) {
+    let [one, other] = [CLIENT, SERVER].map(|host| {
+        let [group] = &world.groups(host)[..] else { panic!("{:?}", world.groups(host)) };
+        let expected = (&"SINGLE".into(), &1.into(), &1.into());
+        assert_eq!((&group["type"], &group["conns"], &group["links"][0]["conns"]), expected);
+        let table = world.says(host, &["linkgroup", "link-show"]);
+        let device = format!("host{host}");
+        assert!(table.contains("LINK_ACTIVE") && table.contains(&device), "{table}");
+        group.clone()
+    });
+    assert_eq!((&one["role"], &other["role"]), (&"CLNT".into(), &"SERV".into()));
+    for (ours, theirs) in [("gid", "peer_gid"), ("qpn", "peer_qpn"), ("link_id", "link_id")] {
+        assert_eq!(one["links"][0][ours], other["links"][0][theirs]);
     }
 }
 
@@ -146,11 +73,11 @@ fn every_way_to_wait() {
     for style in
         ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "waitall", "busy"]
     {
-        let (mut server, port) = world.serves(style);
-        let mut client = world.calls(style, port);
+        let (mut server, port) = serves(&world, style);
+        let mut client = calls(&world, style, port);
         world.assert_smcr(port, 2);
         if style == "blocking" {
-            world.assert_one_group();
+            assert_one_group(&world);
         }
         complete(&mut client, &mut server, style);
     }
@@ -166,8 +93,8 @@ fn a_peer_without_an_agent() {
     let mut world = World::new("one agent");
     world.stop(SERVER);
     for style in ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy"] {
-        let (mut server, port) = world.serves(style);
-        let mut client = world.calls(style, port);
+        let (mut server, port) = serves(&world, style);
+        let mut client = calls(&world, style, port);
         let mut seen = Vec::new();
         world.fixture.wait_until(&format!("TCP, with the reason: {style}"), || {
             seen = world.fixture.connections(port);
@@ -175,8 +102,7 @@ fn a_peer_without_an_agent() {
         });
         complete(&mut client, &mut server, style);
     }
-    world.stop(CLIENT);
-    world.finish();
+    world.end();
 }
 
 /// `usmc check HOST:PORT` says what a connection there is by, and `usmc ss` and `usmc stats` what those of programs are by.
@@ -189,10 +115,10 @@ fn what_commands_say() {
     let number = world.fixture.port();
     let address = world.hosts.address(SERVER);
     let place = format!("{address}:{number}");
-    let mut mirror = world.python(SERVER, &["mirror", "-", "0.0.0.0", &number.to_string()]);
+    let mut mirror = python(&world, SERVER, &["mirror", "-", "0.0.0.0", &number.to_string()]);
     assert_eq!(mirror.line(), "listening");
     let check = |world: &World| {
-        let output = world.usmc(CLIENT, &["check", &place]);
+        let output = world.usmc(CLIENT, &["check", &place]).output().expect("usmc");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let (status, said) = check(&world);
@@ -202,34 +128,32 @@ fn what_commands_say() {
     {
         assert!(said.contains(fact), "{fact}: {said}");
     }
-    let (mut server, port) = world.serves("poll");
-    let mut client = world.calls("blocking", port);
+    let (mut server, port) = serves(&world, "poll");
+    let mut client = calls(&world, "blocking", port);
     world.assert_smcr(port, 2);
-    let text = |output: Output| String::from_utf8(output.stdout).expect("text");
     for (host, end) in [(CLIENT, "client"), (SERVER, "server")] {
-        let shown = usmc_tests::ss::parse(&text(world.usmc(host, &["ss", "--json"])));
+        let shown = usmc_tests::ss::parse(&world.says(host, &["ss", "--json"]));
         let pid = [&client, &server][host].pid();
         let own = shown.iter().find(|end| end.pid == pid).expect("its connection");
         assert_eq!((&*own.mode, &*own.device), ("SMCR", &*format!("host{host}")));
-        let stats = text(world.usmc(host, &["stats", "--json", "--pid", &pid.to_string()]));
-        let stats: Value = serde_json::from_str(&stats).expect("JSON");
+        let stats = world.json(host, &["stats", "--json", "--pid", &pid.to_string()]);
         let memory = &stats["devices"][0]["by_memory"];
         let rdma = memory.as_array().expect("an array").iter().find(|of| of["device"] == "rdma");
         let of = &rdma.unwrap_or_else(|| panic!("{memory}"))["smc_connections"];
         assert_eq!(of[end], 1, "{memory}");
-        let stats = text(world.usmc(host, &["stats", "--json"]));
-        let stats: Value = serde_json::from_str(&stats).expect("JSON");
+        let stats = world.json(host, &["stats", "--json"]);
         // The mirror's, and this one. What is not yet complete is not counted so.
         let agent = &stats["agents"][0];
         let count = |of: &Value, name: &str| of[name].as_u64().unwrap_or_else(|| panic!("{of}"));
         assert_eq!((count(agent, "established"), count(agent, "failures")), (2, 0), "{agent}");
+        assert!(count(agent, "cpu_ns") > 0, "{agent}");
         let device = &agent["devices"][0];
         let [posts, requests, bytes] = ["posts", "requests", "tx_bytes"].map(|n| count(device, n));
         let [done, messages] = ["completions", "messages"].map(|n| count(device, n));
         assert!(bytes > 0 && posts > 10 && requests > posts && messages > 10, "{device}");
         assert!(done <= posts && posts - done <= 16, "{device}");
         assert_eq!(count(device, "errors"), 0, "{device}");
-        let printed = text(world.usmc(host, &["stats"]));
+        let printed = world.says(host, &["stats"]);
         assert!(printed.contains(&format!("Device host{host}\n")), "{printed}");
     }
     complete(&mut client, &mut server, "blocking");
@@ -241,8 +165,7 @@ fn what_commands_say() {
     mirror.succeed();
     let (status, said) = check(&world);
     assert!(status == Some(1) && said.contains("no connection to"), "{said}");
-    world.stop(CLIENT);
-    world.finish();
+    world.end();
 }
 
 /// A child of the server's has the connection. The parent closes it, or keeps it for good: then it stays TCP.
@@ -254,8 +177,8 @@ fn a_server_forks() {
     let world = World::new("a server forks");
     for style in ["blocking", "poll", "epoll", "edge"] {
         for (role, ends) in [("forker", (2, 2)), ("keeper", (0, 3))] {
-            let (mut server, port) = world.serves_as(role, style);
-            let mut client = world.calls(style, port);
+            let (mut server, port) = serves_as(&world, role, style);
+            let mut client = calls(&world, style, port);
             let mut seen = Vec::new();
             world.fixture.wait_until(&format!("{ends:?} by RDMA of a {role}, {style}"), || {
                 seen = world.fixture.connections(port);
@@ -282,18 +205,17 @@ fn a_client_ends_its_direction_at_once() {
             world.stop(SERVER);
         }
         for (style, bytes) in [("blocking", 3000), ("poll", 1), ("epoll", 200_000), ("edge", 70)] {
-            let (mut server, port) = world.serves_as("batch", style);
+            let (mut server, port) = serves_as(&world, "batch", style);
             let (to, number) = (world.hosts.address(SERVER), port.to_string());
             let args = ["job", style, &to, &number, &bytes.to_string()];
-            let mut client = world.python(CLIENT, &args);
+            let mut client = python(&world, CLIENT, &args);
             assert_eq!(client.number_after("echoed "), bytes, "{style}");
             client.succeed();
             assert_eq!(server.number_after("served "), bytes, "{style}");
             server.succeed();
         }
     }
-    world.stop(CLIENT);
-    world.finish();
+    world.end();
 }
 
 /// Programs of an agent that is killed find their connections reset.
@@ -303,8 +225,8 @@ fn an_agent_is_killed() {
         return;
     }
     let mut world = World::new("an agent is killed");
-    let (mut server, port) = world.serves("epoll");
-    let mut client = world.calls("blocking", port);
+    let (mut server, port) = serves(&world, "epoll");
+    let mut client = calls(&world, "blocking", port);
     world.assert_smcr(port, 2);
     world.hosts.agents[CLIENT].kill();
     assert!(!client.wait().success());
@@ -313,12 +235,12 @@ fn an_agent_is_killed() {
     let _ = server.terminate();
     // A new one serves at once.
     world.hosts.restart(&world.fixture, CLIENT, &[]);
-    let (mut server, next) = world.serves("epoll");
-    let mut client = world.calls("blocking", next);
+    let (mut server, next) = serves(&world, "epoll");
+    let mut client = calls(&world, "blocking", next);
     world.assert_smcr(next, 2);
     complete(&mut client, &mut server, "blocking");
     world.hosts.agents.iter_mut().for_each(Process::kill);
-    world.finish();
+    world.end();
 }
 
 /// An agent lets go of a process that was silent for too long. The process asks once more, and its connection is not lost.
@@ -337,8 +259,8 @@ fn an_agent_lets_go() {
         command.args([&socket, &other]);
         let mut deaf = world.fixture.spawn(command);
         assert_eq!(deaf.line(), "ready");
-        let (mut server, port) = world.serves("poll");
-        let mut client = world.calls("blocking", port);
+        let (mut server, port) = serves(&world, "poll");
+        let mut client = calls(&world, "blocking", port);
         deaf.succeed();
         world.assert_smcr(port, 2);
         complete(&mut client, &mut server, "blocking");

@@ -4,48 +4,48 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use usmc_tests::build::{tests_dir, usmc};
-use usmc_tests::rdma::{Hosts, share};
+use usmc_tests::build::usmc;
+use usmc_tests::rdma::share;
+use usmc_tests::rdma::world::{CLIENT, SERVER, World, finish};
 use usmc_tests::{Fixture, Process, is_plain};
 
-const CLIENT: usize = 0;
-const SERVER: usize = 1;
-
-struct World {
-    fixture: Fixture,
-    hosts: Hosts,
-}
-
-/// The ends of a connection.
+/// The ends of some connections.
 struct Pair {
     ends: [Process; 2],
     port: u16,
 }
 
-impl World {
-    fn new(name: &str, options: [&[&str]; 2]) -> World {
-        let fixture = Fixture::new(name);
-        let hosts = Hosts::with(&fixture, options);
-        World { fixture, hosts }
-    }
+fn two_hosts(name: &str, options: [&[&str]; 2]) -> World {
+    World::with(Fixture::new(name), options)
+}
 
-    /// A program of each host, which are connected.
-    fn pair(&self) -> Pair {
-        self.pair_of(1)
-    }
+/// The link of the only group of SMC-R that a host's agent has.
+fn only_link(world: &World, host: usize) -> Value {
+    let groups = world.groups(host);
+    let [group] = &groups[..] else { panic!("{groups:?}") };
+    group["links"][0].clone()
+}
 
-    /// The same with so many connections, over each of which a byte has gone.
-    fn pair_of(&self, connections: usize) -> Pair {
-        let port = self.fixture.port();
+/// Messages that a host's device has under way.
+fn under_way(world: &World, host: usize) -> u64 {
+    let stats = world.json(host, &["stats", "--json"]);
+    let device = &stats["agents"][0]["devices"][0];
+    let count = |name: &str| device[name].as_u64().unwrap_or_else(|| panic!("{stats}"));
+    count("posts") - count("completions")
+}
+
+impl Pair {
+    /// A program of each host, with so many connections, over each of which a byte has gone.
+    fn new(world: &World, connections: usize) -> Pair {
+        let port = world.fixture.port();
         let start = |host: usize, role: &str, address: &str| {
-            let mut command = self.hosts.command(&self.fixture, host, "/usr/bin/python3");
-            command.arg(tests_dir().join("programs/python/room.py"));
+            let mut command = world.python(host, "room.py");
             command.args([role, address, &port.to_string(), &connections.to_string()]);
-            self.fixture.spawn(command)
+            world.fixture.spawn(command)
         };
         let mut server = start(SERVER, "server", "0.0.0.0");
         assert_eq!(server.line(), "listening");
-        let mut client = start(CLIENT, "client", &self.hosts.address(SERVER));
+        let mut client = start(CLIENT, "client", &world.hosts.address(SERVER));
         assert_eq!(client.line(), "connected");
         // A server's end is handed over with its first call.
         for end in [&mut client, &mut server] {
@@ -54,59 +54,12 @@ impl World {
         Pair { ends: [client, server], port }
     }
 
-    fn assert_smcr(&self, pair: &Pair) {
-        self.assert_all_smcr(pair, 2);
+    /// Both programs end.
+    fn end(self) {
+        let [client, server] = self.ends;
+        finish(client, server);
     }
 
-    fn assert_all_smcr(&self, pair: &Pair, ends: usize) {
-        let mut seen = Vec::new();
-        self.fixture.wait_until("all ends by RDMA", || {
-            seen = self.fixture.connections(pair.port);
-            share(&seen) == (ends, ends)
-        });
-        println!("{ends} of {ends} ends by RDMA");
-    }
-
-    fn json(&self, host: usize, words: &[&str]) -> Value {
-        let mut command = self.hosts.plain(&self.fixture, host);
-        command.arg(usmc()).args(words).env("USMC_ISM_DIR", self.hosts.ism_dir(host));
-        serde_json::from_slice(&command.output().expect("usmc").stdout).expect("JSON")
-    }
-
-    /// The link of the only group of SMC-R that a host's agent has.
-    fn link(&self, host: usize) -> Value {
-        let groups = self.json(host, &["linkgroup", "--json"]);
-        let is_smcr = |group: &&Value| group["mode"] == "SMCR";
-        let groups: Vec<&Value> =
-            groups.as_array().expect("groups").iter().filter(is_smcr).collect();
-        let [group] = groups[..] else { panic!("{groups:?}") };
-        group["links"][0].clone()
-    }
-
-    /// Messages that a host's device has under way.
-    fn under_way(&self, host: usize) -> u64 {
-        let stats = self.json(host, &["stats", "--json"]);
-        let device = &stats["agents"][0]["devices"][0];
-        let count = |name: &str| device[name].as_u64().unwrap_or_else(|| panic!("{stats}"));
-        count("posts") - count("completions")
-    }
-
-    fn end(self, pair: Pair) {
-        for mut end in pair.ends {
-            end.close_stdin();
-            end.succeed();
-        }
-        let World { fixture, hosts } = self;
-        let Hosts { agents, .. } = hosts;
-        for mut agent in agents {
-            agent.signal(libc::SIGTERM);
-            agent.succeed();
-        }
-        fixture.finish();
-    }
-}
-
-impl Pair {
     fn says(&mut self, end: usize, line: &str, answer: &str) -> u64 {
         self.ends[end].say(line);
         let answered = self.ends[end].line();
@@ -149,17 +102,18 @@ fn send_buffers_and_rmbs_have_sizes_of_their_own() {
             [256 + 128, 64 + 32],
         ),
     ] {
-        let world = World::new("two sizes", options.each_ref().map(|own| &own[..]));
-        let mut pair = world.pair();
-        world.assert_smcr(&pair);
+        let world = two_hosts("two sizes", options.each_ref().map(|own| &own[..]));
+        let mut pair = Pair::new(&world, 1);
+        world.assert_smcr(pair.port, 2);
         for _ in 0..2 {
             // Twice: the cursors wrap in each of the rings. A peer does not tell of each byte that it has read.
             let found = [CLIENT, SERVER].map(|end| pair.room(end));
             let is_so = |(found, room): (u64, u64)| (room * K - K..=room * K).contains(&found);
             assert!(found.into_iter().zip(rooms).all(is_so), "{options:?}: {found:?}");
         }
-        world.assert_smcr(&pair);
-        world.end(pair);
+        world.assert_smcr(pair.port, 2);
+        pair.end();
+        world.end();
     }
 }
 
@@ -172,32 +126,33 @@ fn control_buffers_bound_what_is_under_way() {
     for (options, wrs, most) in
         [(&[][..], [16, 48], 14), (&["--ctrl-buffer-count", "4", "--mtu", "512"], [4, 12], 2)]
     {
-        let world = World::new("control buffers", [options, options]);
-        let mut pair = world.pair();
-        world.assert_smcr(&pair);
-        let link = world.link(CLIENT);
+        let world = two_hosts("control buffers", [options, options]);
+        let mut pair = Pair::new(&world, 1);
+        world.assert_smcr(pair.port, 2);
+        let link = only_link(&world, CLIENT);
         assert_eq!([&link["send_wr"], &link["recv_wr"]], wrs, "{link}");
         // The fake's ports have 1024.
         assert_eq!(link["mtu"], if options.is_empty() { 1024 } else { 512 }, "{link}");
-        assert_eq!(world.link(SERVER)["mtu"], link["mtu"]);
-        world.fixture.wait_until("nothing under way", || world.under_way(CLIENT) == 0);
+        assert_eq!(only_link(&world, SERVER)["mtu"], link["mtu"]);
+        world.fixture.wait_until("nothing under way", || under_way(&world, CLIENT) == 0);
         world.hosts.fabric.hold("host0", "host1").expect("a line");
         let mut sent = 0;
         world.fixture.wait_until("as much as there may be", || {
             pair.says(CLIENT, "send", "sent");
             sent += 1;
-            world.under_way(CLIENT) == most
+            under_way(&world, CLIENT) == most
         });
         for _ in 0..10 {
             pair.says(CLIENT, "send", "sent");
             sent += 1;
-            assert_eq!(world.under_way(CLIENT), most, "{options:?}");
+            assert_eq!(under_way(&world, CLIENT), most, "{options:?}");
         }
         world.hosts.fabric.release("host0", "host1").expect("a line");
         pair.says(SERVER, &format!("take {sent}"), "taken");
         pair.move_byte(SERVER);
-        world.assert_smcr(&pair);
-        world.end(pair);
+        world.assert_smcr(pair.port, 2);
+        pair.end();
+        world.end();
     }
 }
 
@@ -208,10 +163,10 @@ fn a_port_settles_first() {
         return;
     }
     let begun = Instant::now();
-    let world = World::new("a port settles", [&["--port-add-delay", "2"], &[]]);
+    let world = two_hosts("a port settles", [&["--port-add-delay", "2"], &[]]);
     let mut last = None;
     world.fixture.wait_until("a connection by RDMA", || {
-        let pair = world.pair();
+        let pair = Pair::new(&world, 1);
         let seen = world.fixture.connections(pair.port);
         let is_smcr = share(&seen).0 > 0;
         if !is_smcr {
@@ -222,14 +177,16 @@ fn a_port_settles_first() {
     });
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
     let pair = last.expect("a pair");
-    world.assert_smcr(&pair);
-    world.end(pair);
-    let world = World::new("a port does not settle", [&["--port-add-delay", "3600"], &[]]);
-    let pair = world.pair();
+    world.assert_smcr(pair.port, 2);
+    pair.end();
+    world.end();
+    let world = two_hosts("a port does not settle", [&["--port-add-delay", "3600"], &[]]);
+    let pair = Pair::new(&world, 1);
     let seen = world.fixture.connections(pair.port);
     assert_eq!((share(&seen), seen.len()), ((0, 2), 2), "{seen:?}");
     println!("0 of 2 ends by RDMA, as it is to be");
-    world.end(pair);
+    pair.end();
+    world.end();
 }
 
 /// A link group that has as many connections as it may have is followed by another one; an idle link is tested.
@@ -239,13 +196,11 @@ fn groups_are_as_large_as_they_may_be_and_idle_links_are_tested() {
         return;
     }
     let options = &["--max-conns", "16", "--testlink-time", "1"][..];
-    let world = World::new("small groups", [options, options]);
-    let pair = world.pair_of(17);
-    world.assert_all_smcr(&pair, 34);
-    let groups = world.json(CLIENT, &["linkgroup", "--json"]);
-    let is_smcr = |group: &&Value| group["mode"] == "SMCR";
-    let groups = groups.as_array().expect("groups").iter().filter(is_smcr);
-    let mut conns: Vec<u64> = groups.filter_map(|group| group["conns"].as_u64()).collect();
+    let world = two_hosts("small groups", [options, options]);
+    let pair = Pair::new(&world, 17);
+    world.assert_smcr(pair.port, 34);
+    let groups = world.groups(CLIENT);
+    let mut conns: Vec<u64> = groups.iter().filter_map(|group| group["conns"].as_u64()).collect();
     conns.sort_unstable();
     assert_eq!(conns, [1, 16]);
     let came = || {
@@ -255,7 +210,8 @@ fn groups_are_as_large_as_they_may_be_and_idle_links_are_tested() {
     // Programs say nothing: what comes is TEST_LINK, and the answers to it, of two links.
     let before = came();
     world.fixture.wait_until("tests of both links", || came() >= before + 4);
-    world.end(pair);
+    pair.end();
+    world.end();
 }
 
 /// Each setting gets to the agent, from a file and as an option of `usmc agent`, which looks at none of them.

@@ -297,7 +297,7 @@ fn agents_carry_it_and_are_named() {
         return;
     }
     let fixture = Fixture::new("check, agents");
-    let mut hosts = rdma::Hosts::new(&fixture, &[]);
+    let mut hosts = rdma::Hosts::new(&fixture, [&[], &[]]);
     let inside = |host: usize| {
         let mut command = hosts.plain(&fixture, host);
         command.arg("env").env("USMC_ISM_DIR", hosts.ism_dir(host));

@@ -4,8 +4,10 @@ use std::fmt::Write;
 use std::io::{self, Write as _};
 use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::time::{ClockId, clock_gettime};
 use smc_proto::link_group::{Port, Role};
 use smc_proto::wire::llc::Version;
 use usmc_rdma::buffers::Buffers;
@@ -43,8 +45,11 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
         );
     }
     let driver::Counts { established, fallbacks, failures } = driver.counts();
-    let _ =
-        writeln!(text, "agent established={established} fallbacks={fallbacks} failures={failures}");
+    let _ = writeln!(
+        text,
+        "agent established={established} fallbacks={fallbacks} failures={failures} cpu-ns={}",
+        cpu_ns()
+    );
     for group in &groups {
         let Group { id, conns, rmbs, peer_rmbs, .. } = group;
         let (role, kind) = (role(group.role), kind(group));
@@ -85,6 +90,12 @@ pub fn text<B: Buffers>(driver: &Driver<B>) -> String {
         let _ = writeln!(text, "conn local={local} peer={peer} state=INIT");
     }
     text
+}
+
+/// CPU time of this process so far, in nanoseconds.
+fn cpu_ns() -> u128 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default().as_nanos()
 }
 
 fn gid(port: &Port) -> Ipv6Addr {

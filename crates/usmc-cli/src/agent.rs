@@ -70,6 +70,9 @@ pub struct AgentCounts {
     pub fallbacks: u64,
     /// Reset, as nobody knew what the peer has.
     pub failures: u64,
+    /// CPU time of the agent, in nanoseconds; an earlier version does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ns: Option<u64>,
     /// Its devices.
     pub devices: Vec<DeviceCounts>,
 }
@@ -239,6 +242,7 @@ fn add(report: &mut Report, text: &str) {
                     agent.established = total("established");
                     agent.fallbacks = total("fallbacks");
                     agent.failures = total("failures");
+                    agent.cpu_ns = values.get("cpu-ns").and_then(|n| n.parse().ok());
                 }
             }
             "group" => report.groups.push(Group {
@@ -306,7 +310,7 @@ mod tests {
         add(
             &mut report,
             "device name=rxe0 port=1 state=ACTIVE links=1 gid=::ffff:10.0.0.1 posts=7 tx-bytes=5000000000\n\
-             agent established=4 fallbacks=1\n\
+             agent established=4 fallbacks=1 cpu-ns=5000000001\n\
              weather sunny=yes\n\
              group id=00000100 role=SERV type=SINGLE version=2 conns=3 rmbs=4 peer-rmbs=5 colour=red\n\
              link group=00000100 id=1 device=rxe0 port=1 state=LINK_ACTIVE conns=3 mtu=512 send-wr=16 recv-wr=48 gid=::1 peer-gid=::2 qpn=17 peer-qpn=18\n\
@@ -321,6 +325,7 @@ mod tests {
         assert_eq!((device.counts.posts, device.counts.tx_bytes), (7, 5_000_000_000));
         let [agent] = &report.counts[..] else { panic!("{report:?}") };
         assert_eq!((agent.established, agent.fallbacks, agent.failures), (4, 1, 0));
+        assert_eq!(agent.cpu_ns, Some(5_000_000_001));
         assert_eq!(agent.devices, std::slice::from_ref(&device.counts));
         let [group] = &report.groups[..] else { panic!("{report:?}") };
         assert_eq!((&*group.role, group.conns, group.rmbs, group.peer_rmbs), ("SERV", 3, 4, 5));

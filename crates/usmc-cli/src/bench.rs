@@ -4,6 +4,7 @@
 //! [`table`], [`plot`] and [`highlights`] show it. The two ends of a run can be in two machines: [`far`] and [`serving`] say [`control`]'s lines to each
 //! other. Built-in workloads have client and server of their own: [`part`].
 
+pub mod agents;
 pub mod beside;
 pub mod built_in;
 pub mod case;
@@ -43,7 +44,7 @@ use beside::Beside;
 use case::{Case, End, Outcome, Tier};
 use ending::{Ending, Interrupted};
 use host::{Ends, World};
-use mode::{Mode, NO_UNIX};
+use mode::{Mode, NO_UNIX, Way};
 use record::{CaseRecord, Missed, Rounds};
 use sweep::{Place, Setting};
 
@@ -55,8 +56,8 @@ pub fn catalogue(cpus: &[usize]) -> Vec<Case> {
 }
 
 /// What can be measured between two machines. All of them start their servers apart from their clients.
-pub fn between() -> Vec<Case> {
-    let mut cases = built_in::between();
+pub fn between(way: Way) -> Vec<Case> {
+    let mut cases = built_in::between(way);
     cases.extend(programs::between());
     for case in &mut cases {
         case.modes = NO_UNIX;
@@ -252,21 +253,24 @@ mod tests {
 
     #[test]
     fn both_ends_of_what_is_between_machines_are_apart() {
-        let cases = between();
+        let cases = between(Way::Rdma);
         assert!(
             cases.iter().all(|case| case.server.is_some() && !case.modes.contains(&Mode::Unix))
         );
-        let names: Vec<String> = cases.iter().map(Case::name).collect();
-        let expected = [
+        let mut expected = vec![
             "pingpong/14B/blocking",
             "pingpong/14B/blocking/awake",
             "stream/64KB/blocking",
+            "connect/c1-t1",
             "sockperf/pp-14B",
             "sockperf/tp-64000B",
             "redis/c50",
             "redis/c1",
         ];
-        assert_eq!(names, expected);
+        assert_eq!(cases.iter().map(Case::name).collect::<Vec<String>>(), expected);
+        // Short connections stay TCP where there is no agent.
+        expected.retain(|name| !name.starts_with("connect"));
+        assert_eq!(between(Way::Any).iter().map(Case::name).collect::<Vec<String>>(), expected);
     }
 
     #[test]

@@ -19,11 +19,17 @@ struct Bench {
 
 impl Bench {
     fn start(args: &[&str], library: &str) -> Bench {
+        Bench::start_with(args, library, "")
+    }
+
+    /// The same, with what programs are to log.
+    fn start_with(args: &[&str], library: &str, log: &str) -> Bench {
         let dir = TempDir::new();
         fs::create_dir(dir.path().join("temporary")).expect("a directory");
         let mut command = usmc(&["bench"]);
         command.args(args).arg("--json").arg(dir.path().join("json"));
         command.env("TMPDIR", dir.path().join("temporary")).env("USMC_LIBRARY", library);
+        command.env("USMC_LOG", log);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().expect("usmc");
         Bench { child, dir }
@@ -105,6 +111,16 @@ fn figures_come_with_their_proof() {
     for word in ["pingpong/14B/blocking/one-core: one way, median", "connect/c1-t1: connections"] {
         assert!(text.contains(word), "{text}");
     }
+}
+
+/// More than a pipe holds, which nobody reads meanwhile.
+#[test]
+fn programs_may_log_each_of_many_connections() {
+    let options = ["--rounds", "1", "--duration", "0.5", "connect/c1-t1"];
+    let (output, json) = Bench::start_with(&options, &library(), "debug").finish();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rate = &json["cases"][0]["measures"][0]["figures"]["usmc"]["median"];
+    assert!(rate.as_f64() > Some(0.0), "{json}");
 }
 
 #[test]

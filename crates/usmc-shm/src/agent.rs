@@ -19,7 +19,8 @@
 //!
 //! | line | names |
 //! |---|---|
-//! | `device` | `name`, `port`, `state` (ACTIVE or DOWN), `links`, `gid` |
+//! | `device` | `name`, `port`, `state` (ACTIVE or DOWN), `links`, `gid`, and its counters: `posts`, `requests`, `tx-bytes`, … |
+//! | `agent` | `established`, `fallbacks`, `failures`: what has become of connections; `cpu-ns`, its CPU time |
 //! | `group` | `id` (8 hexadecimal digits), `role`, `type`, `version`, `conns`, `rmbs`, `peer-rmbs` |
 //! | `link` | `group` (its `id`), `id`, `device`, `port`, `state`, `conns`, `gid`, `peer-gid`, `qpn`, `peer-qpn` |
 //! | `conn` | `local`, `peer`, `state`: ACTIVE with `group` and `link`, or INIT while its handshake is under way |

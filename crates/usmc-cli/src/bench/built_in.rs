@@ -7,6 +7,7 @@ mod fixed;
 mod oversubscribed;
 
 use super::case::Case;
+use super::mode::Way;
 use super::part::spec::{Address, Role, Spec, Wait};
 
 /// All of them, for these CPUs.
@@ -20,8 +21,12 @@ pub fn cases(cpus: &[usize]) -> Vec<Case> {
 }
 
 /// Those between two machines.
-pub fn between() -> Vec<Case> {
-    exchange::between()
+pub fn between(way: Way) -> Vec<Case> {
+    let mut cases = exchange::between();
+    if way == Way::Rdma {
+        cases.push(connect::by_rdma());
+    }
+    cases
 }
 
 /// Both parts of an exchange; their roles and the address follow.

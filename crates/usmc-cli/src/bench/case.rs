@@ -1,5 +1,7 @@
 //! What can be measured: one [`Case`] is one line of `usmc bench --list`.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -90,13 +92,15 @@ impl Needs {
     }
 }
 
-/// CPU time of one operation, on both sides, in nanoseconds.
+/// CPU time of one operation, in nanoseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Cpu {
     /// Of the client.
     pub client_ns: f64,
     /// Of the server.
     pub server_ns: f64,
+    /// Of the agents at both ends, where connections are by RDMA and the agents tell.
+    pub agents_ns: Option<f64>,
 }
 
 /// Something that is counted, such as frames on the wire between two machines.
@@ -116,6 +120,9 @@ impl Count {
     }
 }
 
+/// Things that are counted, by name.
+pub type Counts = BTreeMap<&'static str, Count>;
+
 /// What one run gave.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -127,8 +134,17 @@ pub struct Outcome {
     pub frames: Option<Count>,
     /// Sleeps and doorbells of connections in shared memory, at both ends, where they were counted.
     pub wakes: Option<Count>,
+    /// What the agents at both ends did meanwhile ([`super::agents::Work`]), where connections are by RDMA.
+    pub agents: Counts,
     /// What carried the bytes.
     pub proof: Proof,
+}
+
+impl Outcome {
+    /// Of a run within this machine, in which nothing was counted but CPU time.
+    pub fn here(values: Vec<f64>, cpu: Option<Cpu>, proof: Proof) -> Outcome {
+        Outcome { values, cpu, frames: None, wakes: None, agents: Counts::new(), proof }
+    }
 }
 
 /// Starts the server of a case, which listens then, and says what its connections have to show.

@@ -1,5 +1,5 @@
-//! What `usmc bench --vm` and `usmc bench --serve` say to each other: a line of JSON there and one back, over a TCP connection of
-//! its own. Nothing is said while a run is on.
+//! What `usmc bench --vm`, or `--rdma`, and `usmc bench --serve` say to each other: a line of JSON there and one back, over a TCP
+//! connection of its own. Nothing is said while a run is on.
 //!
 //! A request names a case of a fixed list and numbers within bounds: no program, no path, no text that is used otherwise.
 
@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::agents::Work;
 use super::machine::Machine;
 use super::mode::Mode;
 use super::proof::Look;
@@ -28,6 +29,8 @@ pub const REQUEST_MOST: usize = 1024;
 pub const REPLY_MOST: usize = 64 << 10;
 /// Length of a run, in seconds.
 pub const SECONDS: std::ops::RangeInclusive<f64> = 0.01..=3600.0;
+/// What is said of a line that is no message, first.
+pub const NO_MESSAGE: &str = "this is no message";
 /// A peer that reads nothing for so long is given up.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -39,6 +42,8 @@ pub enum Request {
     Start(Start),
     /// What its connections are, and its CPU time.
     Look,
+    /// What the agents of its host have done so far. Versions before `--rdma` do not know the word.
+    Agents,
     /// Its end.
     Stop,
 }
@@ -87,6 +92,8 @@ pub enum Reply {
     Up(Up),
     /// What was asked for.
     Seen(Box<Sight>),
+    /// What was asked for.
+    Agents(Box<Work>),
     /// Nothing runs any more.
     Stopped,
     /// It did not work.
@@ -249,7 +256,7 @@ impl Lines {
 
 fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
     let shown = || String::from_utf8_lossy(&line[..line.len().min(80)]).trim_end().to_owned();
-    serde_json::from_slice(line).with_context(|| format!("this is no message: {:?}", shown()))
+    serde_json::from_slice(line).with_context(|| format!("{NO_MESSAGE}: {:?}", shown()))
 }
 
 #[cfg(test)]
@@ -266,7 +273,7 @@ mod tests {
 
     #[test]
     fn messages_are_heard_as_they_were_said() {
-        for request in [start(0.2), Request::Look, Request::Stop] {
+        for request in [start(0.2), Request::Look, Request::Agents, Request::Stop] {
             let text = serde_json::to_string(&request).expect("JSON");
             assert!(text.len() < REQUEST_MOST && !text.contains('\n'));
             assert_eq!(parse::<Request>(text.as_bytes()).expect("a request"), request);
@@ -285,6 +292,7 @@ mod tests {
             "[]",
             "\"run\"",
             "{\"look\":1}",
+            "{\"agents\":\"/etc\"}",
             r#"{"start":{}}"#,
             r#"{"start":{"case":"ipc","mode":"usmc","setting":null,"seconds":1,"command":"sh"}}"#,
             r#"{"start":{"case":["sh"],"mode":"usmc","setting":null,"seconds":1}}"#,
@@ -298,7 +306,7 @@ mod tests {
         }
         let bytes: Vec<u8> = (0..=255).collect();
         let problem = parse::<Request>(&bytes).expect_err("no request");
-        assert!(problem.to_string().starts_with("this is no message"), "{problem}");
+        assert!(problem.to_string().starts_with(NO_MESSAGE), "{problem}");
     }
 
     #[test]

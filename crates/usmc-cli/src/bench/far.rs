@@ -1,4 +1,4 @@
-//! The server's end of a run that is in another machine: `usmc bench --vm` asks `usmc bench --serve` for it.
+//! The server's end of a run that is in another machine: `usmc bench --vm`, or `--rdma`, asks `usmc bench --serve` for it.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -6,8 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::control::{FORMAT, Greeting, Lines, REPLY_MOST, Reply, Request, Sight, Start, Up};
+use super::agents::Work;
+use super::control::{
+    FORMAT, Greeting, Lines, NO_MESSAGE, REPLY_MOST, Reply, Request, Sight, Start, Up,
+};
 use super::ending::Ending;
+use super::mode::Way;
 use super::wire::Wire;
 
 /// The other machine answers within this time, or something is wrong.
@@ -24,6 +28,8 @@ pub struct Far {
     pub greeting: Greeting,
     /// What leads to it.
     pub wire: Wire,
+    /// How connections of uSMC have to go.
+    pub way: Way,
     ending: Ending,
     lines: RefCell<Lines>,
 }
@@ -32,8 +38,8 @@ impl Far {
     /// Connects to it.
     ///
     /// # Errors
-    /// When nobody serves there, or in another version.
-    pub fn connect(at: SocketAddrV4, ending: &Ending) -> Result<Far> {
+    /// When nobody serves there, or in another version; when connections have to be by RDMA, and one of both hosts has no agent.
+    pub fn connect(at: SocketAddrV4, way: Way, ending: &Ending) -> Result<Far> {
         let stream = TcpStream::connect_timeout(&at.into(), CONNECT_LIMIT).with_context(|| {
             format!("nobody serves at {at}; start `usmc bench --serve {at}` in the other machine")
         })?;
@@ -48,7 +54,12 @@ impl Far {
             other => bail!("{at} says {other:?}"),
         };
         let (address, wire) = (*at.ip(), Wire::to(*at.ip())?);
-        Ok(Far { address, greeting, wire, ending: ending.clone(), lines: RefCell::new(lines) })
+        let (ending, lines) = (ending.clone(), RefCell::new(lines));
+        let far = Far { address, greeting, wire, way, ending, lines };
+        if way == Way::Rdma {
+            far.agents()?;
+        }
+        Ok(far)
     }
 
     /// Has it start a case's server.
@@ -69,6 +80,24 @@ impl Far {
     pub fn sight(&self) -> Result<Sight> {
         match self.ask(&Request::Look)? {
             Reply::Seen(sight) => Ok(*sight),
+            other => unexpected(other),
+        }
+    }
+
+    /// What the agents of both hosts have done so far.
+    ///
+    /// # Errors
+    /// When one of both hosts has none.
+    pub fn agents(&self) -> Result<Work> {
+        let here = Work::here()?;
+        match self.ask(&Request::Agents)? {
+            Reply::Agents(there) => Ok(here.plus(*there)),
+            Reply::Failed(why) if why.starts_with(NO_MESSAGE) => {
+                let (there, here) = (&self.greeting.usmc, env!("CARGO_PKG_VERSION"));
+                bail!(
+                    "uSMC {there} serves there, which does not tell of agents, and this one is {here}: take one for both"
+                )
+            }
             other => unexpected(other),
         }
     }

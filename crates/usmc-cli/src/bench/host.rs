@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::agents::Work;
 use super::case::Case;
 use super::control::{Start as FarStart, Tuning};
 use super::ending::Ending;
 use super::far::Far;
 use super::local::{directory, free_port, ids, listens, password};
-use super::mode::Mode;
+use super::mode::{Mode, Way};
 use super::pair::Part;
 use super::process::{Program, TICK, families, pinned, reap};
 use super::proof::{Look, Proof, Seen, Wanted, judge};
@@ -99,6 +100,8 @@ pub struct Load {
     pub proof: Proof,
     /// Frames on the wire meanwhile, where there is one.
     pub frames: Option<u64>,
+    /// What agents did meanwhile, where connections are by RDMA.
+    pub agents: Option<Work>,
 }
 
 impl World {
@@ -169,7 +172,8 @@ impl World {
     /// # Errors
     /// If not: what was seen instead.
     pub fn judge(&self, seen: &Seen, wanted: Wanted) -> Result<Proof> {
-        let proof = judge(self.mode, seen, wanted)?;
+        let way = self.far().map_or(Way::Any, |far| far.way);
+        let proof = judge(self.mode, way, seen, wanted)?;
         let (all, inside) = (proof.smcd_ends, proof.region_ends);
         let is_so = self.mode != Mode::Usmc || self.own_region().is_none() || all == inside;
         ensure!(is_so, "{inside} of {all} ends in shared memory were in the run's region");
@@ -230,6 +234,28 @@ impl World {
     /// When they are not counted any more.
     pub fn frames(&self) -> Result<Option<u64>> {
         self.far().map(|far| far.wire.frames()).transpose()
+    }
+
+    /// Whether this run's connections have to be by RDMA.
+    pub fn is_by_rdma(&self) -> bool {
+        self.mode == Mode::Usmc && self.far().is_some_and(|far| far.way == Way::Rdma)
+    }
+
+    /// What the agents of both hosts have done so far, if the run's connections are theirs.
+    ///
+    /// # Errors
+    /// When one of both hosts has none any more.
+    pub fn agents(&self) -> Result<Option<Work>> {
+        self.far().filter(|_| self.is_by_rdma()).map(Far::agents).transpose()
+    }
+
+    /// What they have done since then.
+    ///
+    /// # Errors
+    /// As [`World::agents`]; when one began anew.
+    pub fn agents_since(&self, before: Option<Work>) -> Result<Option<Work>> {
+        let both = self.agents()?.zip(before);
+        both.map(|(after, before)| after.since(before)).transpose()
     }
 
     /// This program again, in this run's mode, ready to be started.
@@ -372,6 +398,7 @@ impl World {
     pub fn load(&mut self, words: &[&str], wanted: Wanted, start: &Start) -> Result<Load> {
         let servers = self.servers();
         let before = self.server_cpu(&servers)?;
+        let agents = self.agents()?;
         let frames = self.frames()?;
         self.start(words, start)?;
         let client = self.children.len() - 1;
@@ -388,6 +415,7 @@ impl World {
             thread::sleep(TICK);
         }
         let frames = self.frames()?.zip(frames).map(|(after, before)| after - before);
+        let agents = self.agents_since(agents)?;
         let client_cpu = cpus::coarse(self.children[client].child.id());
         let server_cpu = self.server_cpu(&servers)? - before;
         let status = self.children[client].child.wait().context("cannot wait")?;
@@ -398,7 +426,7 @@ impl World {
         let seen = Seen { here: watch.best().clone(), there };
         let proof = self.judge(&seen, wanted).map_err(|problem| problem.context(self.story()))?;
         let output = self.children[client].printed();
-        Ok(Load { output, client_cpu, server_cpu, proof, frames })
+        Ok(Load { output, client_cpu, server_cpu, proof, frames, agents })
     }
 
     fn start(&mut self, words: &[&str], start: &Start) -> Result<()> {

@@ -16,6 +16,15 @@ pub enum Mode {
     Usmc,
 }
 
+/// How uSMC's connections between two machines may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// By whatever memory both ends have: a region, or their agents'.
+    Any,
+    /// By RDMA, from one agent to the other.
+    Rdma,
+}
+
 /// All that can be had.
 pub const ALL: &[Mode] = &[Mode::Tcp, Mode::Unix, Mode::Usmc];
 /// Where a program has no UNIX sockets, or they would not be the same.

@@ -1,8 +1,11 @@
 //! A client and a server of our own, from their start to the figures: the driver's end of what [`super::part`] says.
 
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -10,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
-use super::case::{Count, Cpu};
+use super::agents::Work;
+use super::case::{Count, Counts, Cpu};
 use super::ending::Ending;
 use super::host::World;
 use super::mode::Mode;
@@ -22,6 +26,8 @@ use super::proof::{Proof, Wanted};
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Times that a warm-up is repeated for connections that are not in shared memory yet.
 const WARM_UPS: usize = 20;
+/// Bytes that are shown of what a part said before it ended early.
+const LAST_WORDS: usize = 4000;
 /// How often we look whether somebody wants us to end, while a part is silent.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -30,6 +36,8 @@ pub struct Part {
     child: Child,
     out: ChildStdout,
     rest: Vec<u8>,
+    /// What it and the library have to say beside that, which may be more than a pipe takes (`USMC_LOG`).
+    errors: PathBuf,
     who: &'static str,
     ending: Ending,
     at: Address,
@@ -41,13 +49,16 @@ impl Part {
     /// # Errors
     /// When it cannot be started.
     pub fn start(world: &World, who: &'static str, spec: &Spec) -> Result<Part> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let text = serde_json::to_string(spec).context("a part's description")?;
         let mut command = world.usmc(&[NAME, &text])?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let errors = world.scratch.join(format!("part-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let file = File::create(&errors).context("cannot make a file")?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
         let mut child = command.spawn().context("cannot start usmc itself")?;
         let out = child.stdout.take().context("the part has no output")?;
         let (ending, at) = (world.ending.clone(), spec.at.clone());
-        Ok(Part { child, out, rest: Vec::new(), who, ending, at })
+        Ok(Part { child, out, rest: Vec::new(), errors, who, ending, at })
     }
 
     /// Its process.
@@ -108,12 +119,10 @@ impl Part {
     }
 
     fn last_words(&mut self) -> String {
-        let mut said = String::new();
         let _ = self.child.kill();
-        if let Some(mut err) = self.child.stderr.take() {
-            let _ = err.read_to_string(&mut said);
-        }
-        said.trim().to_owned()
+        let said = fs::read(&self.errors).unwrap_or_default();
+        let said = &said[said.len().saturating_sub(LAST_WORDS)..];
+        String::from_utf8_lossy(said).trim().to_owned()
     }
 }
 
@@ -136,6 +145,8 @@ pub struct Measured {
     pub frames: Option<u64>,
     /// Sleeps and doorbells meanwhile, where all connections are in shared memory.
     pub wakes: Option<u64>,
+    /// What agents did meanwhile, where connections are by RDMA.
+    pub agents: Option<Work>,
 }
 
 impl Measured {
@@ -153,13 +164,19 @@ impl Measured {
     pub fn cpu(&self, parts: f64) -> Option<Cpu> {
         let each = |seconds: f64| seconds * 1e9 / self.operations() / parts;
         let [client, server] = self.cpu;
-        Some(Cpu { client_ns: each(client), server_ns: each(server) })
+        let agents_ns = self.agents.and_then(|agents| agents.cpu_of(self.operations() * parts));
+        Some(Cpu { client_ns: each(client), server_ns: each(server), agents_ns })
     }
 
     /// Frames, and sleeps with doorbells, of which `parts` operations make one.
     pub fn counts(&self, parts: f64) -> [Option<Count>; 2] {
         let operations = self.operations() * parts;
         [self.frames, self.wakes].map(|count| Count::new(count?, operations))
+    }
+
+    /// What agents did, of which `parts` operations make one.
+    pub fn agents(&self, parts: f64) -> Counts {
+        self.agents.map(|agents| agents.counts(self.operations() * parts)).unwrap_or_default()
     }
 }
 
@@ -274,6 +291,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
         world.judge(&before, wanted)?;
     }
     let server_cpu = world.server_cpu(&servers)?;
+    let agents = world.agents()?;
     let frames = world.frames()?;
     for client in &mut clients {
         client.tell("go")?;
@@ -282,6 +300,7 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
         client.hear::<()>("measured")?;
     }
     let frames = world.frames()?.zip(frames).map(|(after, before)| after - before);
+    let agents = world.agents_since(agents)?;
     let server_cpu = world.server_cpu(&servers)? - server_cpu;
     let after = world.look(&all, port)?;
     for client in &mut clients {
@@ -295,6 +314,10 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
             if world.mode == Mode::Usmc {
                 proof.how =
                     format!("a lasting connection of the same two processes: {}", proof.how);
+            }
+            if let Some(agents) = agents {
+                let short = shown_by(&agents, &done)?;
+                proof.how += &format!("; the agents carried both ends of all {short} short ones");
             }
             proof
         }
@@ -317,5 +340,34 @@ pub fn go(world: &World, spec: &Spec, mut clients: Vec<Part>, shown: Shown) -> R
     for client in &mut clients {
         client.tell("end")?;
     }
-    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames, wakes })
+    Ok(Measured { done, cpu: [client_cpu, server_cpu], proof, frames, wakes, agents })
+}
+
+/// How many short connections there were. They are gone when somebody looks: that they were by RDMA is what the agents at both ends have
+/// counted.
+fn shown_by(agents: &Work, done: &[Done]) -> Result<u64> {
+    let connections: u64 = done.iter().map(|done| done.operations).sum();
+    if agents.established < 2 * connections {
+        let Work { established, fallbacks, failures, .. } = agents;
+        bail!(
+            "the run was not by RDMA: of {connections} connections, with two ends each, the agents of both hosts have carried \
+             {established} ends; {fallbacks} stayed TCP, {failures} were reset"
+        );
+    }
+    Ok(connections)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_connections_were_by_rdma_if_agents_had_both_ends_of_each() {
+        let done = |operations| Done { operations, ..Done::default() };
+        for (established, fits) in [(14, true), (15, true), (13, false), (0, false)] {
+            let agents = Work { established, ..Work::default() };
+            let shown = shown_by(&agents, &[done(3), done(4)]);
+            assert_eq!(shown.is_ok(), fits, "{established}: {shown:?}");
+        }
+    }
 }

@@ -77,9 +77,14 @@ fn outcome(values: Vec<f64>, load: Load, operations: f64) -> Result<Outcome> {
         bail!("a figure is missing.\n{}", load.output);
     }
     let each = |seconds: f64| seconds * 1e9 / operations.max(1.0);
-    let cpu = Cpu { client_ns: each(load.client_cpu), server_ns: each(load.server_cpu) };
+    let cpu = Cpu {
+        client_ns: each(load.client_cpu),
+        server_ns: each(load.server_cpu),
+        agents_ns: load.agents.and_then(|agents| agents.cpu_of(operations.max(1.0))),
+    };
     let frames = load.frames.and_then(|count| Count::new(count, operations.max(1.0)));
-    Ok(Outcome { values, cpu: Some(cpu), frames, wakes: None, proof: load.proof })
+    let agents = load.agents.map(|agents| agents.counts(operations.max(1.0))).unwrap_or_default();
+    Ok(Outcome { values, cpu: Some(cpu), frames, wakes: None, agents, proof: load.proof })
 }
 
 /// The first number after this text, and what follows it.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use usmc::observe::{AGENT_ID, Mode as Carrier, State};
 use usmc::reason::Reason;
 
-use super::mode::Mode;
+use super::mode::{Mode, Way};
 use crate::observed::{self, Socket};
 use crate::proc;
 
@@ -25,6 +25,9 @@ pub struct Proof {
     /// Of those in shared memory, the ends that have theirs in a region, which other machines have, too.
     #[serde(default)]
     pub region_ends: usize,
+    /// Of those in shared memory, the ends that share theirs with an agent, and so are by RDMA.
+    #[serde(default)]
+    pub smcr_ends: usize,
     /// Bytes that the ring carried during the run, as the library counts them, where they were counted.
     pub ring_bytes: Option<u64>,
     /// Bytes that the client says it exchanged.
@@ -43,6 +46,9 @@ pub struct Look {
     pub ends: usize,
     /// Ends in a region's memory.
     pub in_region: usize,
+    /// Ends in an agent's. It is left out where there is none, as earlier versions do not know it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub smcr: usize,
     /// Bytes that ends in shared memory have sent and received, both ends of each counted.
     pub bytes: u64,
     /// Their sleeps, and the doorbells that they sent and took.
@@ -50,6 +56,10 @@ pub struct Look {
     /// Whether the library is in any of the processes.
     pub library: bool,
     reasons: BTreeSet<String>,
+}
+
+fn is_none(ends: &usize) -> bool {
+    *ends == 0
 }
 
 impl Look {
@@ -84,6 +94,7 @@ impl Look {
             match (socket.mode, Reason::from_code(socket.reason)) {
                 (Carrier::Smcd | Carrier::Smcr, _) => {
                     look.smcd += 1;
+                    look.smcr += usize::from(socket.mode == Carrier::Smcr);
                     look.in_region += usize::from(socket.region.is_some_and(|id| id != AGENT_ID));
                     look.bytes += socket.tx_bytes + socket.rx_bytes;
                     let [.., sleeps, _, sent, drained] = socket.counters;
@@ -109,7 +120,12 @@ impl fmt::Display for Look {
         if !self.library {
             return f.write_str("the library is in none of the processes");
         }
-        write!(f, "{} of {} ends were in shared memory", self.smcd, self.ends)?;
+        let place = match self.smcr {
+            0 => "in shared memory",
+            all if all == self.smcd => "by RDMA",
+            _ => "in shared memory or by RDMA",
+        };
+        write!(f, "{} of {} ends were {place}", self.smcd, self.ends)?;
         if self.ready > 0 {
             write!(f, ", {} were about to, had they lasted", self.ready)?;
         }
@@ -184,11 +200,11 @@ impl Wanted {
     }
 }
 
-/// Whether a run was what its mode says, at both ends.
+/// Whether a run was what its mode says, at both ends, and went the way that it has to go.
 ///
 /// # Errors
 /// If not: what was seen instead.
-pub fn judge(mode: Mode, seen: &Seen, wanted: Wanted) -> Result<Proof> {
+pub fn judge(mode: Mode, way: Way, seen: &Seen, wanted: Wanted) -> Result<Proof> {
     if mode != Mode::Usmc {
         if seen.looks().any(|look| look.library) {
             bail!(
@@ -200,6 +216,13 @@ pub fn judge(mode: Mode, seen: &Seen, wanted: Wanted) -> Result<Proof> {
             _ => "the library was in none of the processes",
         };
         return Ok(Proof { how: how.to_owned(), ..Proof::default() });
+    }
+    let is_elsewhere = |look: &Look| look.smcr < look.smcd || look.smcr == 0;
+    if way == Way::Rdma && seen.looks().any(is_elsewhere) {
+        bail!(
+            "the run was not by RDMA: {seen}. `usmc check HOST:PORT` says what a connection to the other machine is by, and why; \
+             /etc/usmc.toml and ~/.config/usmc.toml count, too"
+        );
     }
     let ends = if seen.there.is_some() { 1 } else { 2 };
     if !seen.looks().all(|look| wanted.is_shown_by(look, ends)) {
@@ -213,6 +236,7 @@ pub fn judge(mode: Mode, seen: &Seen, wanted: Wanted) -> Result<Proof> {
         smcd_ends: seen.sum(|look| look.smcd),
         ends: seen.sum(|look| look.ends),
         region_ends: seen.sum(|look| look.in_region),
+        smcr_ends: seen.sum(|look| look.smcr),
         ..Proof::default()
     })
 }
@@ -243,7 +267,8 @@ mod tests {
             (Mode::Usmc, &seen(0, 7, 20), Wanted::Some, false),
             (Mode::Usmc, &seen(0, 7, 20), Wanted::Ready, true),
         ] {
-            let judged = judge(mode, &Seen { here: look.clone(), there: None }, wanted);
+            let seen = Seen { here: look.clone(), there: None };
+            let judged = judge(mode, Way::Any, &seen, wanted);
             assert_eq!(judged.is_ok(), fits, "{mode} {look:?} {wanted:?}: {judged:?}");
         }
     }
@@ -265,12 +290,55 @@ mod tests {
             (Mode::Usmc, &seen(2), &seen(0), Wanted::Some, false),
         ] {
             let both = Seen { here: here.clone(), there: Some(there.clone()) };
-            let judged = judge(mode, &both, wanted);
+            let judged = judge(mode, Way::Any, &both, wanted);
             assert_eq!(judged.is_ok(), fits, "{mode} {both:?} {wanted:?}: {judged:?}");
             if let (Mode::Usmc, Ok(proof)) = (mode, judged) {
                 let both = here.smcd + there.smcd;
                 assert_eq!((proof.smcd_ends, proof.region_ends), (both, both));
             }
+        }
+    }
+
+    #[test]
+    fn what_has_to_be_by_rdma_is_so_at_both_ends() {
+        let seen = |smcd, smcr| Look {
+            smcd,
+            smcr,
+            ends: 3,
+            bytes: 10_000,
+            library: true,
+            ..Look::default()
+        };
+        for (here, there, fits) in [
+            ([2, 2], [2, 2], true),
+            ([2, 2], [2, 1], false),
+            ([2, 0], [2, 0], false),
+            ([2, 2], [0, 0], false),
+            ([0, 0], [0, 0], false),
+        ] {
+            let [here, there] = [here, there].map(|[smcd, smcr]| seen(smcd, smcr));
+            let both = Seen { here, there: Some(there) };
+            for wanted in [Wanted::All(2), Wanted::Some] {
+                let judged = judge(Mode::Usmc, Way::Rdma, &both, wanted);
+                assert_eq!(judged.is_ok(), fits, "{both:?}: {judged:?}");
+                if let Ok(proof) = judged {
+                    assert_eq!((proof.smcd_ends, proof.smcr_ends), (4, 4));
+                    assert!(proof.how.contains("2 of 3 ends were by RDMA"), "{}", proof.how);
+                }
+            }
+        }
+        let tcp = judge(Mode::Tcp, Way::Rdma, &Seen::default(), Wanted::All(2));
+        assert_eq!(tcp.expect("no library").smcr_ends, 0);
+    }
+
+    #[test]
+    fn a_look_without_rdma_is_one_for_earlier_versions() {
+        let said = |look: &Look| serde_json::to_string(look).expect("JSON");
+        let plain = Look { smcd: 2, library: true, ..Look::default() };
+        assert!(!said(&plain).contains("smcr"));
+        let by_rdma = Look { smcr: 2, ..plain.clone() };
+        for look in [plain, by_rdma] {
+            assert_eq!(serde_json::from_str::<Look>(&said(&look)).expect("a look"), look);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a run of `usmc bench` found, as its JSON says it; table and plot are made of this.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,9 @@ pub struct CaseRecord {
     /// Sleeps and doorbells of uSMC's connections, at both ends: what takes system calls there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wakes: Option<CountRecord>,
+    /// What the agents at both ends did during runs of uSMC, where its connections are by RDMA: `posts`, `requests`, …
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub agents: BTreeMap<String, CountRecord>,
     /// What carried the bytes, of the last round.
     pub proof: BTreeMap<Mode, Proof>,
     /// Of a sweep: what was set, and where.
@@ -126,6 +129,9 @@ pub struct CpuRecord {
     pub client_ns: Spread,
     /// Of the server.
     pub server_ns: Spread,
+    /// Of the agents at both ends, of uSMC where its connections are by RDMA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agents_ns: Option<Spread>,
 }
 
 /// Something that was counted.
@@ -163,8 +169,10 @@ impl Rounds<'_> {
             let each: Vec<_> = of(mode).iter().filter_map(|outcome| outcome.cpu).collect();
             let clients: Vec<f64> = each.iter().map(|cpu| cpu.client_ns).collect();
             let servers: Vec<f64> = each.iter().map(|cpu| cpu.server_ns).collect();
+            let agents: Vec<f64> = each.iter().filter_map(|cpu| cpu.agents_ns).collect();
             if let (Some(client_ns), Some(server_ns)) = (spread(&clients), spread(&servers)) {
-                cpu.insert(*mode, CpuRecord { client_ns, server_ns });
+                let agents_ns = spread(&agents);
+                cpu.insert(*mode, CpuRecord { client_ns, server_ns, agents_ns });
             }
             let own = count(of(mode), |outcome| outcome.frames);
             frames.extend(own.map(|own| (*mode, own)));
@@ -186,6 +194,7 @@ impl Rounds<'_> {
             cpu,
             frames,
             wakes: usmc.and_then(|usmc| count(of(usmc), |outcome| outcome.wakes)),
+            agents: usmc.map(|usmc| agents(of(usmc))).unwrap_or_default(),
             proof,
             point: self.setting.as_ref().map(|setting| Point {
                 case: self.case.name(),
@@ -195,6 +204,13 @@ impl Rounds<'_> {
             }),
         })
     }
+}
+
+fn agents(outcomes: &[Outcome]) -> BTreeMap<String, CountRecord> {
+    let names = outcomes.iter().flat_map(|outcome| outcome.agents.keys());
+    let all: BTreeSet<&str> = names.copied().collect();
+    let of = |name| count(outcomes, |outcome| outcome.agents.get(name).copied());
+    all.into_iter().filter_map(|name| Some((name.to_owned(), of(name)?))).collect()
 }
 
 fn count(outcomes: &[Outcome], of: impl Fn(&Outcome) -> Option<Count>) -> Option<CountRecord> {
@@ -240,7 +256,8 @@ fn measure(case: &Case, i: usize, samples: BTreeMap<Mode, Vec<f64>>) -> MeasureR
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::case::{Count, Cpu, Tier, cost, rate};
+    use super::super::agents::Work;
+    use super::super::case::{Count, Counts, Cpu, Tier, cost, rate};
     use super::super::cores::Cores;
     use super::super::mode::ALL;
     use super::*;
@@ -267,9 +284,10 @@ pub mod tests {
     fn rounds<'a>(case: &'a Case, figures: [&[f64]; 3]) -> Rounds<'a> {
         let outcome = |value: &f64| Outcome {
             values: vec![*value; case.measures.len()],
-            cpu: Some(Cpu { client_ns: value * 2.0, server_ns: *value }),
+            cpu: Some(Cpu { client_ns: value * 2.0, server_ns: *value, agents_ns: None }),
             frames: Count::new(*value as u64, 10.0),
             wakes: Count::new(*value as u64, 100.0),
+            agents: Counts::new(),
             proof: Proof { how: "seen".to_owned(), ..Proof::default() },
         };
         let all = ALL.iter().zip(figures);
@@ -308,6 +326,41 @@ pub mod tests {
         };
         record.judge();
         record
+    }
+
+    /// The same between two hosts with agents.
+    pub fn sample_by_rdma() -> Record {
+        let ping = case("pingpong", "14B", vec![cost("one way", "µs")]);
+        let mut both = rounds(&ping, [&[30.0, 20.0], &[1.0, 1.0], &[10.0, 12.0]]);
+        for (outcome, posts) in
+            both.outcomes.get_mut(&Mode::Usmc).into_iter().flatten().zip([50, 70])
+        {
+            let (requests, completions) = (2 * posts, posts - 1);
+            let work = Work { posts, requests, completions, ..Work::default() };
+            outcome.agents = work.counts(100.0);
+            outcome.cpu.iter_mut().for_each(|cpu| cpu.agents_ns = Some(400.0));
+        }
+        let (address, interface) = ([10, 0, 0, 1].into(), "eth0".to_owned());
+        let mut record = sample();
+        let server = ServerRecord { address, interface, machine: record.machine.clone() };
+        record.server = Some(server);
+        record.cases = both.record().into_iter().collect();
+        record
+    }
+
+    #[test]
+    fn what_agents_did_stands_beside_the_figures() {
+        let record = sample_by_rdma();
+        let value = serde_json::to_value(&record).expect("JSON");
+        let case = &value["cases"][0];
+        assert_eq!(case["agents"]["posts"]["run"]["median"], 60.0, "{case}");
+        assert_eq!(case["agents"]["requests"]["each"]["most"], 1.4, "{case}");
+        assert_eq!(case["cpu"]["usmc"]["agents_ns"]["median"], 400.0, "{case}");
+        assert!(case["cpu"]["tcp"].get("agents_ns").is_none(), "{case}");
+        let back: Record = serde_json::from_value(value.clone()).expect("the same");
+        assert_eq!(serde_json::to_value(&back).expect("JSON"), value);
+        let plain = serde_json::to_value(sample()).expect("JSON");
+        assert!(plain["cases"][0].get("agents").is_none(), "no agents, no member");
     }
 
     #[test]

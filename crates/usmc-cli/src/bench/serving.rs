@@ -1,4 +1,4 @@
-//! `usmc bench --serve`: the servers' end of `usmc bench --vm`, for one client after the other.
+//! `usmc bench --serve`: the servers' end of `usmc bench --vm` and `--rdma`, for one client after the other.
 //!
 //! All that a client says is hostile. It chooses among the cases of [`super::between`], and numbers within bounds. What it has started
 //! ends with its connection, or when it says nothing for too long.
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::agents::Work;
 use super::case::{Case, End};
 use super::control::{
     FORMAT, Greeting, Lines, REQUEST_MOST, Reply, Request, SECONDS, Sight, Start, Up,
@@ -17,6 +18,7 @@ use super::control::{
 use super::ending::{Ending, Interrupted};
 use super::host::{Ends, LOAD_LIMIT, World};
 use super::machine::Machine;
+use super::mode::Way;
 use super::process::families;
 use super::proof::Look;
 use super::record::Missed;
@@ -41,9 +43,12 @@ pub fn serve(at: SocketAddrV4, ending: &Ending) -> Result<()> {
     listener.set_nonblocking(true).context("O_NONBLOCK")?;
     let at = listener.local_addr().context("getsockname")?;
     let mut out = io::stdout();
-    let line = format!("Serves `usmc bench --vm {at}` in the other machine; Ctrl-C ends it.\n");
+    let line = format!(
+        "Serves `usmc bench --vm {at}`, or --rdma, in the other machine; Ctrl-C ends it.\n"
+    );
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).context("cannot write")?;
-    let host = Host { listener, address: ip(at), cases: between(), ending: ending.clone() };
+    let host =
+        Host { listener, address: ip(at), cases: between(Way::Rdma), ending: ending.clone() };
     while let Some((stream, client)) = host.accept()? {
         match host.client(stream) {
             Ok(()) => {}
@@ -155,6 +160,7 @@ impl Host {
                     Some(run) => run.sight().map(|sight| Reply::Seen(Box::new(sight))),
                     None => Ok(Reply::Failed("nothing runs".to_owned())),
                 },
+                Request::Agents => Work::here().map(|work| Reply::Agents(Box::new(work))),
                 Request::Stop => {
                     running = None;
                     Ok(Reply::Stopped)

@@ -27,6 +27,7 @@ const USMC: Column = ("uSMC", |_, measure, _| figure(measure, Mode::Usmc));
 const RATIO: Column = ("uSMC over TCP", |_, measure, _| ratio(measure));
 const TARGET: Column = ("target", |_, measure, _| targets(measure));
 const PUBLISHED: Column = ("kernel SMC, published", |_, measure, _| published(measure));
+const CPU_WITH_AGENTS: Column = ("CPU per operation, client + server: TCP → uSMC, + agents", CPU.1);
 const CPU: Column = ("CPU per operation, client + server: TCP → uSMC", |case, _, first| {
     if first { cpu(case) } else { String::new() }
 });
@@ -46,12 +47,26 @@ const WAKES: Column = ("sleeps and doorbells of uSMC", |case, _, first| match &c
     _ => String::new(),
 });
 
+const AGENTS: Column = ("posts, WRs and completions of agents", |case, _, first| match first {
+    true => agents(case),
+    false => String::new(),
+});
+
 const HERE: &[Column] = &[WORKLOAD, TCP, UNIX, USMC, RATIO, TARGET, PUBLISHED, CPU];
 const BETWEEN_MACHINES: &[Column] = &[WORKLOAD, TCP, USMC, RATIO, CPU, FRAMES, WAKES];
+const BY_RDMA: &[Column] = &[WORKLOAD, TCP, USMC, RATIO, CPU_WITH_AGENTS, FRAMES, WAKES, AGENTS];
+
+fn is_by_rdma(record: &Record) -> bool {
+    record.cases.iter().any(|case| !case.agents.is_empty())
+}
 
 /// All figures.
 pub fn table(record: &Record, style: Style) -> String {
-    let columns = if record.server.is_some() { BETWEEN_MACHINES } else { HERE };
+    let columns = match (&record.server, is_by_rdma(record)) {
+        (None, _) => HERE,
+        (Some(_), false) => BETWEEN_MACHINES,
+        (Some(_), true) => BY_RDMA,
+    };
     let mut table = Table::new();
     table.load_style(match style {
         Style::Text => UTF8_FULL_CONDENSED,
@@ -89,6 +104,10 @@ fn between_machines(record: &Record, server: &ServerRecord) -> String {
         client.virtualisation(),
         server.machine.virtualisation()
     );
+    if is_by_rdma(record) {
+        text += "Agents: those of both hosts, with all that they did meanwhile, for whatever connection. Frames that a device sends by \
+                 itself are not\nthe interface's.\n";
+    }
     if client.is_emulated() || server.machine.is_emulated() {
         text += "Where machines are emulated TCP's side is, too, and its packets cost far more than on real processors: these \
                  ratios say nothing\nof other machines, and mostly flatter uSMC; frames are counted exactly.\n";
@@ -144,10 +163,24 @@ fn frames(case: &CaseRecord) -> String {
     }
 }
 
+fn agents(case: &CaseRecord) -> String {
+    let of = |name| case.agents.get(name).map(|count| short(count.each.median));
+    match ["posts", "requests", "completions"].map(of) {
+        [Some(posts), Some(requests), Some(completions)] => {
+            format!("{posts}, {requests}, {completions} per {}", case.per)
+        }
+        _ => String::new(),
+    }
+}
+
 fn cpu(case: &CaseRecord) -> String {
     let of = |mode| {
         let cpu = case.cpu.get(&mode)?;
-        Some(format!("{} + {}", time(cpu.client_ns.median), time(cpu.server_ns.median)))
+        let ends = format!("{} + {}", time(cpu.client_ns.median), time(cpu.server_ns.median));
+        Some(match cpu.agents_ns {
+            Some(agents) => format!("{ends} + {}", time(agents.median)),
+            None => ends,
+        })
     };
     match (of(Mode::Tcp), of(Mode::Usmc)) {
         (Some(tcp), Some(usmc)) => format!("{tcp} → {usmc} per {}", case.per),
@@ -165,7 +198,7 @@ fn time(ns: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::tests::sample;
+    use super::super::record::tests::{sample, sample_by_rdma};
     use super::*;
 
     #[test]
@@ -204,5 +237,19 @@ mod tests {
         assert!(note.contains("interface eth0") && note.contains("flatter uSMC"), "{note}");
         assert!(!text.contains("UNIX") && !text.contains("1.95 ×"), "{text}");
         assert!(table(&record, Style::Markdown).lines().all(|line| line.starts_with('|')));
+    }
+
+    #[test]
+    fn what_agents_did_has_a_column_of_its_own() {
+        let record = sample_by_rdma();
+        let text = table(&record, Style::Text);
+        for cell in ["0.6, 1.2, 0.59 per message", "→ 22 ns + 11 ns + 400 ns per message"] {
+            assert!(text.contains(cell), "{cell} in {text}");
+        }
+        assert!(note(&record).contains("Agents: those of both hosts"), "{}", note(&record));
+        let mut memory = record;
+        memory.cases.iter_mut().for_each(|case| case.agents.clear());
+        assert!(!table(&memory, Style::Text).contains("completions of agents"));
+        assert!(!note(&memory).contains("Agents"));
     }
 }

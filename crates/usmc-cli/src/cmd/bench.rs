@@ -19,6 +19,7 @@ use crate::bench::ending::Ending;
 use crate::bench::far::Far;
 use crate::bench::host::Ends;
 use crate::bench::machine::Machine;
+use crate::bench::mode::Way;
 use crate::bench::record::{FORMAT, Missed, Record, ServerRecord};
 use crate::bench::sweep::{Place, Sweep};
 use crate::bench::table::{self, Style};
@@ -53,7 +54,7 @@ pub struct Args {
     #[arg(short, long, conflicts_with = "quick")]
     all: bool,
     /// Those few cases that have words for people, and a plot of these figures alone, by their words
-    #[arg(long, conflicts_with_all = ["all", "vm", "sweep", "beside", "cores"])]
+    #[arg(long, conflicts_with_all = ["all", "vm", "rdma", "sweep", "beside", "cores"])]
     highlights: bool,
     /// Measure between two machines: clients here, servers where `usmc bench --serve ADDRESS` runs
     ///
@@ -61,7 +62,13 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
     #[arg(conflicts_with_all = ["all", "beside", "cores"])]
     vm: Option<SocketAddrV4>,
-    /// Start the servers of `usmc bench --vm ADDRESS` in another machine, at this address of this one, until Ctrl-C
+    /// As --vm, between two hosts with agents: all connections of uSMC have to be by RDMA
+    ///
+    /// What the agents of both hosts do meanwhile is counted, too: posts, requests (WRs), completions, CPU time.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
+    #[arg(conflicts_with_all = ["all", "beside", "cores", "vm"])]
+    rdma: Option<SocketAddrV4>,
+    /// Start the servers of `usmc bench --vm ADDRESS`, or --rdma, in another machine, at this address of this one, until Ctrl-C
     ///
     /// Whoever reaches the port can have the fixed workloads run, one client at a time. Nothing listens at another address.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = place)]
@@ -80,7 +87,7 @@ pub struct Args {
     sweep: Option<Sweep>,
     /// Measure uSMC by default and with these profiles, in turn: comma list; see usmc.toml(5)
     #[arg(long, value_name = "NAME,…", value_parser = Sweep::of_profiles)]
-    #[arg(conflicts_with_all = ["sweep", "vm"])]
+    #[arg(conflicts_with_all = ["sweep", "vm", "rdma"])]
     profile: Option<Sweep>,
     /// So many programs that only compute run beside each run; several numbers are measured one after the other
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "0")]
@@ -95,7 +102,7 @@ pub struct Args {
     json: Option<PathBuf>,
     /// Measure nothing: show what an earlier run's --json wrote there, as a table, and by --plot
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    #[arg(conflicts_with_all = ["workloads", "list", "quick", "all", "vm", "rounds", "duration", "sweep", "beside", "cores", "json"])]
+    #[arg(conflicts_with_all = ["workloads", "list", "quick", "all", "vm", "rdma", "rounds", "duration", "sweep", "beside", "cores", "json"])]
     from: Option<PathBuf>,
     /// Draw a plot there, in SVG
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -103,6 +110,14 @@ pub struct Args {
     /// How the table is drawn
     #[arg(long, value_name = "STYLE", default_value = "text")]
     table: Style,
+}
+
+impl Args {
+    /// Where the servers are, if in another machine, and how uSMC gets there.
+    fn far(&self) -> Option<(SocketAddrV4, Way)> {
+        let by_rdma = self.rdma.map(|at| (at, Way::Rdma));
+        by_rdma.or(self.vm.map(|at| (at, Way::Any)))
+    }
 }
 
 fn place(text: &str) -> Result<SocketAddrV4, String> {
@@ -147,10 +162,10 @@ pub fn run(args: &Args) -> Result<c_int> {
         write(file, "")?;
     }
     let ending = prepare()?;
-    let ends = match args.vm {
-        Some(at) => {
+    let ends = match args.far() {
+        Some((at, way)) => {
             check_own_process()?;
-            Ends::Client(Rc::new(Far::connect(at, &ending)?))
+            Ends::Client(Rc::new(Far::connect(at, way, &ending)?))
         }
         None => Ends::Both,
     };
@@ -212,7 +227,11 @@ fn chosen(args: &Args) -> Result<Vec<Case>> {
     for pattern in &args.workloads {
         let one = std::slice::from_ref(pattern);
         if !cases.iter().any(|case| is_wanted(case, one, Tier::All)) {
-            let list = if args.vm.is_some() { "--vm ADDRESS --list" } else { "--list --all" };
+            let list = match args.far() {
+                Some((_, Way::Any)) => "--vm ADDRESS --list",
+                Some((_, Way::Rdma)) => "--rdma ADDRESS --list",
+                None => "--list --all",
+            };
             bail!("there is no workload {pattern}; `usmc bench {list}` shows them");
         }
     }
@@ -227,7 +246,10 @@ fn chosen(args: &Args) -> Result<Vec<Case>> {
 
 /// All that there is, with the CPUs that can be used now.
 fn all(args: &Args) -> Vec<Case> {
-    if args.vm.is_some() { between() } else { catalogue(&cpus::usable()) }
+    match args.far() {
+        Some((_, way)) => between(way),
+        None => catalogue(&cpus::usable()),
+    }
 }
 
 fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
@@ -245,7 +267,7 @@ fn wanted(args: &Args, mut cases: Vec<Case>) -> Vec<Case> {
 
 /// The ends that are here.
 fn ends_of(args: &Args) -> &'static [End] {
-    if args.vm.is_some() { &[End::Client] } else { &[End::Client, End::Server] }
+    if args.far().is_some() { &[End::Client] } else { &[End::Client, End::Server] }
 }
 
 fn list(args: &Args, cases: &[Case]) -> Result<c_int> {

@@ -426,6 +426,9 @@ fn print_agent(out: &mut impl Write, agent: &AgentCounts) -> io::Result<()> {
     writeln!(out, "  By RDMA                    {:12}", agent.established)?;
     writeln!(out, "  TCP fallback               {:12}", agent.fallbacks)?;
     writeln!(out, "  Reset                      {:12}", agent.failures)?;
+    if let Some(ns) = agent.cpu_ns {
+        writeln!(out, "  CPU time (s)               {:14.1}", ns as f64 / 1e9)?;
+    }
     for device in &agent.devices {
         writeln!(out, "\nDevice {}", device.ibdevice)?;
         writeln!(out, "  Posts                      {:12}", device.posts)?;

@@ -84,7 +84,7 @@ fn fanin(connections: usize, before: usize, suffix: &str) -> Case {
             let measured = pair::go(world, &spec, vec![client], Shown::Bytes(shown))?;
             let each = 1e6 / measured.rate();
             let (cpu, proof) = (measured.cpu(2.0), measured.proof);
-            Ok(Outcome { values: vec![each], cpu, frames: None, wakes: None, proof })
+            Ok(Outcome::here(vec![each], cpu, proof))
         }),
     }
 }
@@ -127,7 +127,7 @@ fn run_idle(world: &mut World, spec: &Spec, idle: usize, seconds: f64) -> Result
     client.tell("tell")?;
     client.hear::<Done>("done")?;
     let values = vec![cpu * 1e3, resident / 1024.0 / idle as f64];
-    Ok(Outcome { values, cpu: None, frames: None, wakes: None, proof })
+    Ok(Outcome::here(values, None, proof))
 }
 
 /// Waits, unless somebody wants us to end.

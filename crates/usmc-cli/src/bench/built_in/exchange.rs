@@ -132,7 +132,8 @@ fn case(
             let measured = pair::clients(world, &spec, &client, Shown::Bytes(connections))?;
             let cpu = measured.cpu(made_of);
             let [frames, wakes] = measured.counts(made_of);
-            Ok(Outcome { values: values(&measured), cpu, frames, wakes, proof: measured.proof })
+            let (values, agents) = (values(&measured), measured.agents(made_of));
+            Ok(Outcome { values, cpu, frames, wakes, agents, proof: measured.proof })
         }),
     }
 }

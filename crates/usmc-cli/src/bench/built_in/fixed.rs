@@ -69,13 +69,7 @@ fn bare(
         run: Box::new(move |world, seconds| {
             let how = "the ring itself; no sockets".to_owned();
             let proof = Proof { how, ..Proof::default() };
-            Ok(Outcome {
-                values: run(world, seconds)?,
-                cpu: None,
-                frames: None,
-                wakes: None,
-                proof,
-            })
+            Ok(Outcome::here(run(world, seconds)?, None, proof))
         }),
     }
 }
@@ -109,7 +103,7 @@ fn foreign() -> Case {
             let client = Part::start(world, "program", &own)?;
             let mut measured = pair::go(world, &spec, vec![client], Shown::OneThatLasts)?;
             let values = std::mem::take(&mut measured.done[0].further);
-            Ok(Outcome { values, cpu: None, frames: None, wakes: None, proof: measured.proof })
+            Ok(Outcome::here(values, None, measured.proof))
         }),
     }
 }

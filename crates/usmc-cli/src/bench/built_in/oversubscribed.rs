@@ -51,7 +51,7 @@ fn case(name: &'static str, what: What, tier: Tier, cpus: &[usize]) -> Case {
             };
             let values = vec![measured.rate() * scale];
             let cpu = measured.cpu(parts);
-            Ok(Outcome { values, cpu, frames: None, wakes: None, proof: measured.proof })
+            Ok(Outcome::here(values, cpu, measured.proof))
         }),
     }
 }

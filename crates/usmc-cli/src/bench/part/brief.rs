@@ -34,7 +34,7 @@ pub fn play(spec: &Spec, wanted: &Brief) -> Result<()> {
     let cpu_seconds = (super::cpu_time() - cpu).as_secs_f64();
     super::say("measured", &())?;
     super::hear()?;
-    // These connections were too short to leave TCP, which is on purpose. One that lasts shows that they could have.
+    // Within a machine these connections were too short to leave TCP, which is on purpose. One that lasts shows that they could have.
     let lasting = lasting(spec)?;
     super::say("done", &Done { operations, seconds, cpu_seconds, ..Done::default() })?;
     super::rest()?;
