@@ -67,7 +67,6 @@ void ping(const char *address, uint16_t port, uint64_t count) {
 void sink(const char *address, uint16_t port) {
     static char buf[1 << 18];
     int listener = listener_at(address, port), fd = OK(accept(listener, NULL, NULL));
-    close(listener);
     uint64_t seed, at = 0;
     EQ(recv(fd, &seed, sizeof seed, MSG_WAITALL), sizeof seed);
     ssize_t n;
@@ -77,6 +76,8 @@ void sink(const char *address, uint16_t port) {
         if (first)
             EQ(send(fd, buf, 1, 0), 1);
     }
+    // A client looks for its listener once its connection lasts.
+    close(listener);
     printf("bytes %llu\n", (unsigned long long)at);
     EQ(send(fd, &at, sizeof at, 0), sizeof at);
     EQ(recv(fd, buf, 1, 0), 0);
