@@ -36,13 +36,13 @@ size() {
 
 sh packages/install.sh "$target" /usr "$work/staged"
 # The library is where `usmc` looks first, so that both can be copied anywhere.
-root=$work/root/usmc
+root=$work/tree/usmc
 mkdir -p "$root"
 cp -a "$work"/staged/usr/lib/usmc/. "$root/"
 rm "$root/usmc-agent"
 cp "$work/staged/usr/bin/usmc" "$root/"
 cp LICENSE-APACHE LICENSE-MIT "$work/staged/usr/share/doc/usmc/NOTICES" "$root/"
-pack "$work/root" "$work/layer"
+pack "$work/tree" "$work/layer"
 layer=$(blob "$work/layer")
 
 cat >"$work/config" <<END

@@ -257,9 +257,9 @@ fn a_service_that_drops_its_groups_is_served() {
 fn restrictions_are_answered() {
     let Some(machine) = Machine::boot("restrictions") else { return };
     // What its root needs, and the library's directory does not come with it.
-    let root = "RootDirectory=/srv/root\nBindReadOnlyPaths=/usr /lib /lib64 /etc\nMountAPIVFS=yes\n\
+    let root = "RootDirectory=/srv/tree\nBindReadOnlyPaths=/usr /lib /lib64 /etc\nMountAPIVFS=yes\n\
                 TemporaryFileSystem=/usr/lib/usmc";
-    machine.run("mkdir -p /srv/root/usr /srv/root/lib /srv/root/lib64 /srv/root/etc /srv/root/run");
+    machine.run("mkdir -p /srv/tree/usr /srv/tree/lib /srv/tree/lib64 /srv/tree/etc /srv/tree/run");
     let units = [
         ("dynamic", "DynamicUser=yes"),
         (

@@ -70,6 +70,19 @@ pub struct Came {
     pub urgent: Option<u64>,
 }
 
+/// The peer's last urgent byte, by the position behind it.
+///
+/// ```text
+/// None ──it comes──▶ Came ──the reader was woken──▶ Left ──another one comes──▶ Came
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum UrgentIn {
+    None,
+    /// The ring is to be left ([`Connection::leave_ring`]), and gets nothing more.
+    Came(u64),
+    Left(u64),
+}
+
 /// What the application has done with its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Application {
@@ -127,10 +140,7 @@ pub(crate) struct Data<B> {
     done: u64,
     read: u64,
     arrived: u64,
-    /// Behind the peer's last urgent byte.
-    urgent_in: Option<u64>,
-    /// It has come, and the ring was not left ([`Connection::leave_ring`]).
-    is_to_leave: bool,
+    urgent_in: UrgentIn,
     /// Behind the application's.
     urgent_out: Option<u64>,
     application: Application,
@@ -161,8 +171,7 @@ impl<B: Buffers> Data<B> {
             done: 0,
             read: 0,
             arrived: 0,
-            urgent_in: None,
-            is_to_leave: false,
+            urgent_in: UrgentIn::None,
             urgent_out: None,
             application: Application::Writes,
             is_due: false,
@@ -194,12 +203,13 @@ impl<B: Buffers> Data<B> {
 
     /// Whether an urgent byte has come, for which the ring is to be left ([`Connection::leave_ring`]).
     pub(crate) fn is_to_leave(&self) -> bool {
-        self.is_to_leave
+        matches!(self.urgent_in, UrgentIn::Came(_))
     }
 
     /// The ring ends before the urgent byte's message. What sleeps for bytes in the ring was woken.
     pub(crate) fn leave_ring(&mut self) {
-        if std::mem::take(&mut self.is_to_leave) {
+        if let UrgentIn::Came(upto) = self.urgent_in {
+            self.urgent_in = UrgentIn::Left(upto);
             self.buffers.leave();
             self.buffers.arrived(self.arrived);
         }
@@ -207,7 +217,11 @@ impl<B: Buffers> Data<B> {
 
     /// What has come of the peer's bytes.
     pub(crate) fn came(&self) -> Came {
-        Came { upto: self.arrived, urgent: self.urgent_in }
+        let urgent = match self.urgent_in {
+            UrgentIn::None => None,
+            UrgentIn::Came(upto) | UrgentIn::Left(upto) => Some(upto),
+        };
+        Came { upto: self.arrived, urgent }
     }
 
     /// The byte of the application's before that position is urgent. An earlier one that was not sent is so no more, as with TCP.
@@ -304,11 +318,10 @@ impl<B: Buffers> Data<B> {
                 if news.readable > 0 {
                     self.arrived += u64::from(news.readable);
                     if news.urgent {
-                        self.urgent_in = Some(self.arrived);
-                        self.is_to_leave = true;
+                        self.urgent_in = UrgentIn::Came(self.arrived);
                     }
                     // The urgent byte's message and what follows are for the kernel.
-                    if !self.is_to_leave {
+                    if !self.is_to_leave() {
                         self.buffers.arrived(self.arrived);
                     }
                     if matches!(self.application, Application::Closes { .. } | Application::Closed)

@@ -1,4 +1,4 @@
-//! What the agents of two hosts do during a run, as they count it themselves: for all of their connections, whoever's these are.
+//! The work of two hosts' agents during a run, as the agents count it themselves: for all of their connections, of all users.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::case::{Count, Counts};
 use crate::agent::{self, AgentCounts};
 use crate::config::{Config, ConfigArgs};
 
-/// What agents have done: those of one host since they began, or those of both hosts during a run.
+/// The work of agents: of those of one host since they began, or of those of both hosts during a run.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Work {
@@ -77,7 +77,7 @@ impl Work {
         self.with(other, |one, other| Some(one.saturating_add(other))).unwrap_or_default()
     }
 
-    /// What was done since then.
+    /// The work since then.
     ///
     /// # Errors
     /// When less has been done by now.
@@ -103,7 +103,7 @@ impl Work {
         })
     }
 
-    /// What is shown of it, beside so many operations.
+    /// The counts that are shown, beside so many operations.
     pub fn counts(&self, operations: f64) -> Counts {
         let named = [
             ("posts", self.posts),

@@ -158,8 +158,9 @@ fn preloads(pid: u32, files: &[Mapped]) -> Option<Finding> {
         .next()
         .unwrap_or_default()
         .to_vec();
-    let of_file = bounded(Path::new(&format!("/proc/{pid}/root/etc/ld.so.preload")), 1 << 16)
-        .unwrap_or_default();
+    let of_file =
+        bounded(&Path::new(&format!("/proc/{pid}/root")).join("etc/ld.so.preload"), 1 << 16)
+            .unwrap_or_default();
     let both = [of_variable, of_file].join(&b' ');
     let others = both.split(|byte| b" :\n\t".contains(byte)).filter(|item| !item.is_empty());
     let base = |item: &[u8]| {
