@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 use usmc_tests::build::{system_program, tests_dir};
 use usmc_tests::network::{self, At, Network};
+use usmc_tests::procfs::sleeps_in;
 use usmc_tests::rdma::world::{CLIENT, SERVER, World};
 use usmc_tests::rdma::{activate_for_loopback, agents_of, share};
 use usmc_tests::{Fixture, Process, is_plain};
@@ -81,6 +82,39 @@ fn every_way_to_wait() {
         }
         complete(&mut client, &mut server, style);
     }
+    world.end();
+}
+
+/// A thread that waits by poll(2) for an urgent byte while another one's first send hands the connection over: it comes to the deputy.
+#[test]
+fn a_poll_beside_a_hand_over() {
+    if is_plain() {
+        return;
+    }
+    let world = World::new("a poll beside a hand-over");
+    let port = world.fixture.port();
+    let number = port.to_string();
+    let script = |host: usize, words: [&str; 3]| {
+        let mut command = world.python(host, "beside.py");
+        command.args(words);
+        world.fixture.spawn(command)
+    };
+    let mut server = script(SERVER, ["serve", "0.0.0.0", &number]);
+    assert_eq!(server.line(), "listening");
+    let agent = &world.hosts.agents[SERVER];
+    agent.signal(libc::SIGSTOP);
+    let mut client = script(CLIENT, ["call", &world.hosts.address(SERVER), &number]);
+    assert_eq!(client.line(), "connected");
+    assert_eq!(server.line(), "waits");
+    world.fixture.wait_until("a thread that polls", || {
+        matches!(sleeps_in(server.pid()), Some(libc::SYS_poll | libc::SYS_ppoll))
+    });
+    agent.signal(libc::SIGCONT);
+    world.assert_smcr(port, 2);
+    client.say("");
+    assert_eq!(server.line(), "urgent");
+    server.succeed();
+    client.succeed();
     world.end();
 }
 

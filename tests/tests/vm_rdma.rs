@@ -48,7 +48,9 @@ fn two_guests_by_rdma() {
     }
     build::usmc();
     build::example("usmc-agent", "peer");
-    let fixture = Fixture::with_limit("two guests by rdma", LIMIT);
+    let times =
+        std::env::var("USMC_TESTS_VM_TIMES").map_or(1, |times| times.parse().expect("a number"));
+    let fixture = Fixture::with_limit("two guests by rdma", times * LIMIT);
     let _cluster =
         Cluster::new(&fixture, &build::rdma_vm_image().expect("is_wanted_with_rdma() was asked"));
     let mut guests = Guests::boot_for_rdma(&fixture);
@@ -57,7 +59,8 @@ fn two_guests_by_rdma() {
     set_up(other);
     set_up_kernels(other);
     let only = std::env::var("USMC_TESTS_VM_STEP").unwrap_or_default();
-    for (name, step) in STEPS.into_iter().filter(|(name, _)| name.contains(&only)) {
+    let steps = STEPS.into_iter().filter(|(name, _)| name.contains(&only));
+    for (name, step) in (0..times).flat_map(|_| steps.clone()) {
         println!("{name}, {} s left", fixture.time_left().as_secs());
         step(one, other);
     }

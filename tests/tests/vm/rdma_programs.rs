@@ -98,17 +98,21 @@ ueids = '{UEID}'
 socket_mode = 666
 {lines}
 END
-        $usmc agent --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
+        $usmc agent --verbose --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
         until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
     ));
 }
 
 /// Ends a machine's agent, as no connection is left.
 pub(crate) fn end_agent(guest: &mut Guest) {
-    guest.run(
+    let (status, said) = guest.try_run(
         "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
-        cat /tmp/agent; usmc ss; exit 1",
+        cd /proc/$(pgrep -x usmc-agent) && cat wchan stack && grep -E 'State|ctxt' status; exit 1",
     );
+    if status != 0 {
+        let end = &mut End { guest, smc: Ours };
+        panic!("an agent did not end: {said}\n{}", state(end, "/tmp/ends-*-said"));
+    }
 }
 
 /// Runs a client's endless load until so many connections at a time were by RDMA at both ends, and ends it by that signal. Gives what it says.
@@ -204,7 +208,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
     start_agent(one, "devices = ['rxe0']");
     one.run(
         "grep -v socket_mode /tmp/agent.toml >/tmp/agent2.toml
-        $usmc agent --ism-dir /tmp/ism2 --config /tmp/agent2.toml >/tmp/agent2 2>&1 &
+        $usmc agent --verbose --ism-dir /tmp/ism2 --config /tmp/agent2.toml >/tmp/agent2 2>&1 &
         echo $! >/tmp/agent2.pid
         until grep -q ready /tmp/agent2; do kill -0 $! || { cat /tmp/agent2; exit 1; }; sleep 0.1; done",
     );

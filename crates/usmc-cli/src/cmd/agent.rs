@@ -59,6 +59,9 @@ pub struct Args {
     /// How long a link may be idle before it is tested, in seconds; 0 tests none [default: 30]
     #[arg(long, value_name = "SECONDS")]
     testlink_time: Option<String>,
+    /// Tell what happens to devices, link groups, links and connections, on standard error
+    #[arg(long, short)]
+    verbose: bool,
     #[command(flatten)]
     dir: DirArgs,
     /// User-defined enterprise IDs: comma list, repeatable, at most four
@@ -92,6 +95,7 @@ pub fn run(args: &Args) -> Result<c_int> {
             device.for_each(|device| say(option, &device));
         }
     }
+    command.extend(args.verbose.then(|| "--verbose".into()));
     let variables: Vec<_> = env::vars_os().filter(|(name, _)| name != "LD_PRELOAD").collect();
     let failure = exec::replace(&command, &variables);
     bail!("cannot start {}: {failure}; install uSMC anew", program.display())

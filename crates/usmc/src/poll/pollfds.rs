@@ -9,7 +9,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::epoll_wait::{Deadline, has_tracked, nested_ready};
 use crate::family::locks::Receiving;
-use crate::handshake::clc;
+use crate::handshake::clc::{self, deputy};
 use crate::host;
 use crate::host::ears::Listening;
 use crate::os::errno::{errno, set_errno};
@@ -110,7 +110,7 @@ pub unsafe fn poll(
     // SAFETY: the caller's contract.
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
-    if !any_is_ours(fds) {
+    if !any_is_ours(fds) && exchange_ns(fds).is_none() {
         if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
             return None;
         }
@@ -250,6 +250,7 @@ fn poll_until(
             true => 0,
             false => {
                 let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
+                let look_ns = at_most(look_ns, exchange_ns(fds));
                 if look_ns.is_some() {
                     signals.keep();
                 }
@@ -436,6 +437,12 @@ fn stuck_ns(fds: &[libc::pollfd]) -> Option<u64> {
         _ => None,
     });
     each.min()
+}
+
+/// When it has to look whether an agent has got one of the connections.
+fn exchange_ns(fds: &[libc::pollfd]) -> Option<u64> {
+    let may_come = |p: &libc::pollfd| matches!(table::settled(p.fd), Fd::Conn(index) if deputy::may_come(conn::at(index)));
+    fds.iter().any(|p| p.fd >= 0 && may_come(p)).then_some(TICK_NS)
 }
 
 /// As what a call is counted for one pollfd, so that it is counted out as that, whatever becomes of the connection: nothing,

@@ -105,6 +105,13 @@ pub fn is_there(conn: &Conn) -> bool {
     !matches!(conn.clc.control.load(Relaxed), 0 | NEVER)
 }
 
+/// Whether the socket behind the number may be exchanged while a call of the kernel's sleeps on it, which stays with the socket of before.
+/// The handshake's messages there wake it only where the agent is not the first to read them.
+pub fn may_come(conn: &Conn) -> bool {
+    // The flag is set before the agent is let go.
+    conn.phase() == Phase::Early && (is_there(conn) || conn.has(F_DEPUTY))
+}
+
 fn has_agent(conn: &Conn) -> bool {
     if !matches!(conn.clc.control.load(Relaxed), 0 | FORKED) {
         return is_there(conn);
@@ -409,9 +416,9 @@ fn hand_by(
 pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
     put(fd, conn, deputy.socket);
     sys::close(deputy.socket);
-    let_go(conn);
     conn.set_flag(F_CLIENT, false);
     conn.set_flag(F_DEPUTY, true);
+    let_go(conn);
     transition::store_tuple(conn, &deputy.names);
     // What the agent says of itself is as good as this user's own word.
     conn.clc.is_own_user.store(1, Relaxed);
@@ -501,7 +508,7 @@ fn put(fd: i32, conn: &Conn, new: i32) {
             }
         });
     }
-    // Calls that sleep on the other socket are woken by the handshake's messages there.
+    // Calls that sleep on the other socket are woken by the handshake's messages there, or look again ([`may_come`]).
     if let Some(spare) = number(&conn.spare) {
         let _ = sys::dup3(new, spare, libc::O_CLOEXEC);
     }
