@@ -118,6 +118,40 @@ fn a_poll_beside_a_hand_over() {
     world.end();
 }
 
+/// Both ends send urgent bytes from their first message on, for which each leaves its agent's ring while the other one's come.
+#[test]
+fn urgent_bytes_both_ways() {
+    const ROUNDS: usize = 15;
+    const PAIRS: usize = 4;
+    if is_plain() {
+        return;
+    }
+    let world = World::new("urgent bytes both ways");
+    let start = |host: usize, words: &[&str]| {
+        let mut command = world.python(host, "ends.py");
+        command.args(words);
+        world.fixture.spawn(command)
+    };
+    for _ in 0..ROUNDS {
+        let pairs = [(); PAIRS].map(|()| {
+            let port = world.fixture.port().to_string();
+            let mut server = start(SERVER, &["serve", "0.0.0.0", &port, "urgent"]);
+            assert_eq!(server.line(), "ready");
+            (server, start(CLIENT, &["call", &world.hosts.address(SERVER), &port, "urgent"]))
+        });
+        for end in pairs.into_iter().flat_map(|(server, client)| [server, client]) {
+            let said = { end }.succeed();
+            assert!(said.ends_with("urgent 8"), "{said}");
+        }
+    }
+    for host in [CLIENT, SERVER] {
+        let agent = &world.json(host, &["stats", "--json"])["agents"][0];
+        assert_eq!(agent["established"], ROUNDS * PAIRS, "{agent}");
+    }
+    println!("{0} of {0} connections by RDMA, at both ends", ROUNDS * PAIRS);
+    world.end();
+}
+
 /// A server's host without an agent declines, and each way to wait goes on over TCP, with all that was written meanwhile.
 #[test]
 fn a_peer_without_an_agent() {

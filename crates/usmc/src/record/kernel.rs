@@ -111,16 +111,21 @@ pub fn tcp_read(fd: i32, conn: &Conn, slot: &Slot) -> Option<u64> {
         u64::MAX
     };
     // From a peer that has left the ring anything may come: FIONREAD ends at the mark of urgent data.
-    let returns = peer.flags(Acquire).is_returning();
+    let has_returned = || peer.flags(Acquire).is_returning();
     // More may come between the questions, but nobody reads: each round narrows the answer down.
     let (mut least, mut most) = (0, u64::MAX);
     for _ in 0..200_000 {
+        let returns = has_returned();
         let before = tcp_info(fd)?;
         let unread = match returns {
             true if before.state != TCP_CLOSE => unread_beyond_mark(fd, before.has_fin())?,
             _ => unread(fd)?,
         };
         let after = tcp_info(fd)?;
+        if returns != has_returned() {
+            // What was asked may have met a mark.
+            continue;
+        }
         if before.bytes_received == after.bytes_received && before.state == after.state {
             // A received FIN counts as one byte, and FIONREAD leaves it out.
             let fin = match after.state {

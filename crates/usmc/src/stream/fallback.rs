@@ -176,7 +176,7 @@ fn wake(fd: i32, conn: &Conn, slot: &Slot) {
 /// Does what the peer's way back asks of us, but for the phase: some callers hold locks of epoll sets.
 #[cold]
 pub fn look(fd: i32, conn: &Conn, slot: &Slot) {
-    if conn.has(F_DEPUTY) {
+    if stays_with_agent(conn, slot) {
         // Another socket comes behind the number, without any lock.
         return;
     }
@@ -200,9 +200,14 @@ pub fn follow(fd: i32, index: u32) -> bool {
     let conn = conn::at(index);
     if conn.has(F_DEPUTY) {
         deputy::follow(fd, index);
-        return conn.phase() != Phase::Ring;
+        if conn.phase() != Phase::Ring {
+            return true;
+        }
     }
     let Some(slot) = conn.slot().filter(|_| conn.phase() == Phase::Ring) else { return false };
+    if stays_with_agent(conn, slot) {
+        return false;
+    }
     let rx = RxSpan::new(slot, conn.side());
     let before = (state::is_back(conn, slot), rx.is_tcp());
     let own = conn.own(slot).flags(Acquire);
@@ -235,6 +240,11 @@ pub fn follow(fd: i32, index: u32) -> bool {
     now != before
 }
 
+/// Whether the agent alone says that a connection leaves its ring. This end may have gone out of it by itself ([`sends_by_tcp`]).
+fn stays_with_agent(conn: &Conn, slot: &Slot) -> bool {
+    conn.has(F_DEPUTY) && !state::is_back(conn, slot)
+}
+
 /// Sends go by TCP from now on, behind what the peer is to read in the ring; what it sends is read there as before. Nothing is
 /// sent again. False where that cannot be yet ([`go_back`]).
 #[cold]
@@ -246,15 +256,25 @@ pub fn send_by_tcp(fd: i32, index: u32) -> bool {
     slot.is_none_or(|slot| go_back(fd, conn, slot))
 }
 
-/// Whether our sends are TCP's again, the peer having left the ring before we could.
+/// Whether our sends are TCP's again, the peer having left the ring before we could. An agent has left its direction alone: what it has
+/// put into the ring before an urgent byte is read there.
 #[cold]
 pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
     follow(fd, index);
     let conn = conn::at(index);
     match conn.phase() {
-        Phase::Ring => conn.slot().is_some_and(|slot| state::is_back(conn, slot)),
+        Phase::Ring => conn.slot().is_some_and(|slot| {
+            state::is_back(conn, slot) || (conn.has(F_DEPUTY) && go_back_alone(fd, conn, slot))
+        }),
         _ => leave(fd, index, reason).is_ok(),
     }
+}
+
+/// Takes the sending direction alone out of an agent's ring. Whether it is.
+fn go_back_alone(fd: i32, conn: &Conn, slot: &Slot) -> bool {
+    let Some(_tx) = conn.tx_lock.enter() else { return false };
+    let Some(_family) = Family::sending(fd, conn, slot) else { return false };
+    conn.is_in_ring_of(slot) && go_back_locked(fd, conn, slot)
 }
 
 /// Both directions are TCP's. The caller holds both locks, and calls [`settle`] without them.
