@@ -214,6 +214,8 @@ pub fn follow(fd: i32, index: u32) -> bool {
     // Or we were first, and had no room.
     let is_ours = before.0 && own.goes_back() && !own.is_left();
     let reason = match is_ours {
+        // An agent's ring is left alone for an urgent byte, and there is no way back to it.
+        _ if conn.has(F_DEPUTY) => Reason::Urgent,
         true => Reason::Unread,
         false => drained::why(conn, slot).unwrap_or(Reason::PeerLeft),
     };
