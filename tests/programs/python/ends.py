@@ -38,9 +38,14 @@ def exactly(sock, count):
     return got
 
 
+def urgent_byte(n):
+    """No doorbell, and none of the bytes around it."""
+    return bytes([65 + n])
+
+
 def send_urgent(sock, n):
     sock.sendall(b"d" * BEFORE)
-    assert sock.send(bytes([n + 65]), socket.MSG_OOB) == 1, n
+    assert sock.send(urgent_byte(n), socket.MSG_OOB) == 1, n
     sock.sendall(b"e" * BEHIND)
 
 
@@ -58,7 +63,7 @@ def urgent(sock, _):
         assert got == b"d" * BEFORE, (n, got)
         assert is_kernels or is_at_mark(sock), n
         byte = sock.recv(1, socket.MSG_OOB)
-        assert byte == bytes([n + 65]), (n, byte)
+        assert byte == urgent_byte(n), (n, byte)
         got = exactly(sock, BEHIND)
         assert got == b"e" * BEHIND, (n, got)
         sender.join()
@@ -85,7 +90,7 @@ def alarm(sock, gate):
         with open(gate) as opened:
             opened.read()
         assert exactly(sock, BEFORE // 2) == b"d" * (BEFORE // 2)
-        assert sock.recv(1, socket.MSG_OOB) == b"\7"
+        assert sock.recv(1, socket.MSG_OOB) == urgent_byte(7)
         assert exactly(sock, BEHIND) == b"e" * BEHIND
         data = b"".join(iter(lambda: sock.recv(4099), b""))
     print("moved", len(data), hashlib.sha256(data).hexdigest(), flush=True)

@@ -110,7 +110,7 @@ pub unsafe fn poll(
     // SAFETY: the caller's contract.
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
-    if !any_is_ours(fds) && exchange_ns(fds).is_none() {
+    if !any_is_ours(fds) && !may_be_exchanged(fds) {
         if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
             return None;
         }
@@ -213,6 +213,7 @@ fn poll_until(
 ) -> c_int {
     let mut first = true;
     let mut signals = Signals::new();
+    let mut exchange_ns = TICK_NS;
     loop {
         drained::look();
         let mut n = poll_now(fds);
@@ -250,7 +251,8 @@ fn poll_until(
             true => 0,
             false => {
                 let look_ns = at_most(looks.most_ns(), stuck_ns(fds));
-                let look_ns = at_most(look_ns, exchange_ns(fds));
+                let look_ns = at_most(look_ns, may_be_exchanged(fds).then_some(exchange_ns));
+                exchange_ns = (exchange_ns * 2).min(EXCHANGE_MAX_NS);
                 if look_ns.is_some() {
                     signals.keep();
                 }
@@ -290,6 +292,8 @@ fn hide_closed(fds: &mut [libc::pollfd]) -> c_int {
 
 /// How often a sleeper looks that doorbells may not wake.
 const TICK_NS: u64 = 1_000_000;
+/// How late a sleeper looks for an exchange of its socket at most: after 1 ms, then after twice the time of before.
+const EXCHANGE_MAX_NS: u64 = 1_000_000_000;
 /// How often a sleeper looks at a connection that has hung up, which it does not mind.
 const HUNG_UP_NS: u64 = 20_000_000;
 
@@ -439,10 +443,11 @@ fn stuck_ns(fds: &[libc::pollfd]) -> Option<u64> {
     each.min()
 }
 
-/// When it has to look whether an agent has got one of the connections.
-fn exchange_ns(fds: &[libc::pollfd]) -> Option<u64> {
-    let may_come = |p: &libc::pollfd| matches!(table::settled(p.fd), Fd::Conn(index) if deputy::may_come(conn::at(index)));
-    fds.iter().any(|p| p.fd >= 0 && may_come(p)).then_some(TICK_NS)
+/// Whether an agent may get one of the connections while the call sleeps on the socket of before.
+fn may_be_exchanged(fds: &[libc::pollfd]) -> bool {
+    let may_come =
+        |fd| matches!(table::settled(fd), Fd::Conn(index) if deputy::may_come(conn::at(index)));
+    fds.iter().any(|p| p.fd >= 0 && may_come(p.fd))
 }
 
 /// As what a call is counted for one pollfd, so that it is counted out as that, whatever becomes of the connection: nothing,

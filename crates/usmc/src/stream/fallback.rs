@@ -244,7 +244,8 @@ pub fn follow(fd: i32, index: u32) -> bool {
 
 /// Whether the agent alone says that a connection leaves its ring. This end may have gone out of it by itself ([`sends_by_tcp`]).
 fn stays_with_agent(conn: &Conn, slot: &Slot) -> bool {
-    conn.has(F_DEPUTY) && !state::is_back(conn, slot)
+    let is_out = || state::is_back(conn, slot) && !conn.own(slot).flags(Relaxed).is_left();
+    conn.has(F_DEPUTY) && !is_out()
 }
 
 /// Sends go by TCP from now on, behind what the peer is to read in the ring; what it sends is read there as before. Nothing is
