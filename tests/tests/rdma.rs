@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use usmc_tests::build::{system_program, tests_dir};
@@ -149,6 +150,41 @@ fn urgent_bytes_both_ways() {
         assert_eq!(agent["established"], ROUNDS * PAIRS, "{agent}");
     }
     println!("{0} of {0} connections by RDMA, at both ends", ROUNDS * PAIRS);
+    world.end();
+}
+
+/// An agent that is to end with its last connection waits for none that is aborted, and whose peer does not answer.
+#[test]
+fn an_agent_ends_beside_a_silent_peer() {
+    /// As long as link groups that end may take, and some more; links are tested after 30 s.
+    const MOST: Duration = Duration::from_secs(15);
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("a silent peer");
+    let port = world.fixture.port();
+    let (number, gate) = (port.to_string(), world.fixture.scratch().join("gate"));
+    let gate = gate.to_str().expect("UTF-8");
+    world.hosts.tool(SERVER, &["mkfifo", gate]);
+    let start = |host: usize, role: &str, address: &str| {
+        let mut command = world.python(host, "ends.py");
+        command.args([role, address, &number, "killed", gate]);
+        world.fixture.spawn(command)
+    };
+    let mut server = start(SERVER, "serve", "0.0.0.0");
+    assert_eq!(server.line(), "ready");
+    let mut client = start(CLIENT, "call", &world.hosts.address(SERVER));
+    let _ = client.number_after("full ");
+    world.assert_smcr(port, 2);
+    world.hosts.agents[CLIENT].signal(libc::SIGSTOP);
+    server.kill();
+    let begun = Instant::now();
+    world.stop(SERVER);
+    let lasted = begun.elapsed();
+    world.hosts.agents[CLIENT].signal(libc::SIGCONT);
+    assert!(lasted < MOST, "{lasted:?}");
+    assert_eq!(client.line(), "reset");
+    client.succeed();
     world.end();
 }
 

@@ -116,7 +116,7 @@ impl Agent {
             self.control.close();
         }
         match self.stage {
-            Stage::Drains if self.control.visitors() == 0 && self.service.connections() == 0 => {
+            Stage::Drains if self.control.visitors() == 0 && !self.service.is_in_use() => {
                 self.stop();
                 any = true;
             }

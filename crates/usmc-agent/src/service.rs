@@ -191,6 +191,13 @@ impl Service {
         self.cases.len()
     }
 
+    /// Whether a connection is still of use to its application, or to its peer. One that was aborted is of use to nobody, and its peer may never
+    /// answer: a kernel says nothing of a program that is killed while its send queue is full.
+    pub fn is_in_use(&self) -> bool {
+        let is_aborted = |conn| self.driver.engine.is_aborted(conn);
+        self.cases.values().any(|case| !case.conn.is_some_and(is_aborted))
+    }
+
     /// Rooms that are there.
     pub fn rooms(&self) -> usize {
         self.rooms.len()

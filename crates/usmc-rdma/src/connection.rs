@@ -249,6 +249,11 @@ impl<B: Buffers> Data<B> {
         unread > 0 && (is_much || is_urgent || consumer.peer_waits())
     }
 
+    /// The application has closed it, and the peer is told of an abort.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.application == Application::Closed && self.proto.closing.flags().aborted
+    }
+
     /// It was given up, and the peer has not said that it knows.
     pub(crate) fn waits_for_answer(&self) -> bool {
         self.course.is_given_up() && !self.peer_is_done

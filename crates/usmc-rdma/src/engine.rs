@@ -172,6 +172,11 @@ impl<B: Buffers> Engine<B> {
         self.end_if_over(conn, now);
     }
 
+    /// Whether the application has closed a connection that was aborted: nothing is left but that the peer answers, which it may never do.
+    pub fn is_aborted(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.data.is_aborted())
+    }
+
     /// Whether an urgent byte has come, which no ring can say. The caller wakes what sleeps for bytes in the ring, as no doorbell can follow,
     /// and calls [`Engine::leave_ring`].
     pub fn is_to_leave(&self, conn: ConnId) -> bool {
