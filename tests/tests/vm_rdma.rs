@@ -1,6 +1,8 @@
 //! Two virtual machines with soft-RoCE (rdma_rxe): the engine at one end, the kernel's SMC-R at the other, and the engine at both.
 //!
 //! The kernel is Debian's of a newer series, whose sockets are SMC's by a protocol of their own (IPPROTO_SMC, Linux 6.11).
+//!
+//! `USMC_TESTS_VM_STEP` takes those steps only whose names have the word, and `USMC_TESTS_VM_TIMES` repeats them in one boot.
 
 use std::time::Duration;
 

@@ -110,15 +110,17 @@ pub unsafe fn poll(
     // SAFETY: the caller's contract.
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
-    if !any_is_ours(fds) && !may_be_exchanged(fds) {
+    if !any_is_ours(fds) {
         if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
             return None;
         }
-        let n = sleep_in_kernel(fds, deadline.left(), mask);
-        if n <= 0 || !any_is_ours(fds) {
-            return Some(n);
+        if !may_be_exchanged(fds) {
+            let n = sleep_in_kernel(fds, deadline.left(), mask);
+            if n <= 0 || !any_is_ours(fds) {
+                return Some(n);
+            }
+            // It has gone to the ring meanwhile: what has woken us may be a doorbell.
         }
-        // It has gone to the ring meanwhile: what has woken us may be a doorbell.
     }
     cancellation_point();
     Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask)))

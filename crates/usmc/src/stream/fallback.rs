@@ -259,8 +259,8 @@ pub fn send_by_tcp(fd: i32, index: u32) -> bool {
     slot.is_none_or(|slot| go_back(fd, conn, slot))
 }
 
-/// Whether our sends are TCP's again, the peer having left the ring before we could. An agent has left its direction alone: what it has
-/// put into the ring before an urgent byte is read there.
+/// Whether our sends are TCP's again, the peer having left the ring before we could. An agent leaves its own direction only: the
+/// bytes that it has put into the ring before an urgent one are read there.
 #[cold]
 pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
     follow(fd, index);
@@ -273,7 +273,7 @@ pub fn sends_by_tcp(fd: i32, index: u32, reason: Reason) -> bool {
     }
 }
 
-/// Takes the sending direction alone out of an agent's ring. Whether it is.
+/// Takes the sending direction alone out of an agent's ring. False where that cannot be yet.
 fn go_back_alone(fd: i32, conn: &Conn, slot: &Slot) -> bool {
     let Some(_tx) = conn.tx_lock.enter() else { return false };
     let Some(_family) = Family::sending(fd, conn, slot) else { return false };
