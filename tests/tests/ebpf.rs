@@ -448,7 +448,7 @@ for i in range(20):
         fixture.run(command);
         let log = fs::read_to_string(&log).expect("strace's output");
         let ours: Vec<_> =
-            log.lines().filter(|line| line.contains("0x1fe") || line.contains("510")).collect();
+            log.lines().filter(|l| l.contains(", 0x1fe") || l.contains(", 510, ")).collect();
         assert_eq!(ours.len(), calls, "{option}: {ours:#?}");
     }
     fixture.finish();
