@@ -50,6 +50,10 @@ fn two_guests_by_rdma() {
     }
     build::usmc();
     build::example("usmc-agent", "peer");
+    vm::again_if_a_kernel_panics(all_steps);
+}
+
+fn all_steps() {
     let times =
         std::env::var("USMC_TESTS_VM_TIMES").map_or(1, |times| times.parse().expect("a number"));
     let fixture = Fixture::with_limit("two guests by rdma", times * LIMIT);
