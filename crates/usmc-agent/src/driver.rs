@@ -1,5 +1,7 @@
 //! What brings completions, CLC messages and time to the engine. It never waits.
 
+mod tcp;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -9,9 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use smc_proto::wire::clc::{EYECATCHER, Error, MAX_LEN, Message, Reception};
+use smc_proto::wire::clc::{MAX_LEN, Message, Reception};
 use usmc_rdma::buffers::Buffers;
 use usmc_rdma::nic::{DeviceId, QpId, RmbId};
 use usmc_rdma::{Config, ConnId, Engine, Event, Wish};
@@ -22,57 +22,27 @@ use crate::link::{self, NO_MESSAGE};
 use crate::nic::{Adapters, place_of};
 use crate::sys;
 
-/// What wakes for a handshake: each arrival once, as the beginning of what may be no message stays where it is until more has come.
+use tcp::{Found, Handshake};
+
+/// What wakes for a TCP connection: each arrival once, as the beginning of what may be no message stays where it is until more has come. Behind
+/// the handshake a Decline may come, and the end does.
 const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// For so long after the handshake a Decline may come: a kernel's LLC flow waits up to 20 s for another one to end
-/// (`smc_llc_flow_initiate`), which is the longest of its deadlines.
-const YOUNG: Duration = Duration::from_secs(20);
-/// A connection that young is looked at so often: a Decline is rare, and each look is a system call.
+/// What has come along with the last message of a handshake is told by no further arrival: so long after it a connection that goes on is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Completions of sends that nothing waits for are taken after this time at the latest, where nothing else wakes the driver before.
 const HARVEST: Duration = Duration::from_millis(10);
 
-/// A TCP connection in its handshake, or behind it.
-struct Handshake {
-    tcp: TcpStream,
-    /// Its own address and its peer's.
-    ends: Option<[SocketAddr; 2]>,
-    /// `None` once the peer has closed: that is found once.
-    reception: Option<Reception>,
-    /// CLC messages that the kernel has had no room for.
-    unsent: Vec<u8>,
-    /// Whether it is not known yet that the peer speaks CLC.
-    awaits_first: bool,
-}
-
-/// What a look at a TCP connection finds.
-enum Found {
-    /// Not all of a message so far.
-    Nothing,
-    Message(Box<Result<Message, Error>>),
-    Closed,
-    /// What a server begins with is no message, and was not taken.
-    Foreign,
-}
-
 /// Why the driver is to have a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wake {
-    /// Something has come for a handshake.
+    /// Something has come by a TCP connection.
     Handshakes,
     /// A queue that was armed has a completion.
     Completions,
     /// A device has something to say of itself, its ports or its queue pairs.
     Events,
-}
-
-/// When an established connection is looked at next, and last.
-struct Look {
-    conn: ConnId,
-    at: Duration,
-    until: Duration,
 }
 
 /// What has become of handshakes, since the agent began.
@@ -94,13 +64,13 @@ pub struct Driver<B> {
     pub adapters: Adapters,
     counts: Counts,
     handshakes: HashMap<ConnId, Handshake>,
-    /// What has come for a handshake: the set knows the connections by their tokens.
+    /// What has come by the TCP connections: the set knows them by their tokens.
     arrivals: OwnedFd,
     by_token: HashMap<u64, ConnId>,
     /// Connections that are SMC: TCP stays as long as they do.
     established: HashMap<ConnId, Handshake>,
-    /// Those of them that a Decline may come to, in the order of their next looks.
-    young: VecDeque<Look>,
+    /// Those of them that are looked at once, and when.
+    young: VecDeque<(ConnId, Duration)>,
     /// How long a port settles, and when those have that are doing so.
     port_delay: Duration,
     settling: Vec<(DeviceId, Duration)>,
@@ -212,7 +182,7 @@ impl<B: Buffers> Driver<B> {
     /// Nothing is to be found there any more. The socket may be another process', too, so that a close does not end the watch.
     fn unwatch(&mut self, conn: ConnId) {
         self.by_token.remove(&u64::from(conn.token()));
-        if let Some(handshake) = self.handshakes.get(&conn) {
+        if let Some(handshake) = self.handshakes.get(&conn).or(self.established.get(&conn)) {
             let _ = epoll::delete(&self.arrivals, &handshake.tcp);
         }
     }
@@ -357,7 +327,7 @@ impl<B: Buffers> Driver<B> {
 
     /// How long until the next turn, whatever happens; `None`: nothing is due.
     pub fn next_turn(&self) -> Option<Duration> {
-        let look = self.young.front().map(|look| look.at);
+        let look = self.young.front().map(|(_, due)| *due);
         let settled = self.settling.iter().map(|(_, due)| *due);
         let due = self.engine.next_timeout().into_iter().chain(look).chain(settled).min();
         let due = due.map(|due| due.saturating_sub(self.now()));
@@ -503,7 +473,7 @@ impl<B: Buffers> Driver<B> {
     }
 
     fn look_at_handshakes(&mut self) -> bool {
-        if self.handshakes.is_empty() {
+        if self.by_token.is_empty() {
             return false;
         }
         let mut found = Vec::with_capacity(BATCH);
@@ -512,7 +482,10 @@ impl<B: Buffers> Driver<B> {
         let mut any = false;
         for event in found {
             if let Some(conn) = self.by_token.get(&event.data.u64()).copied() {
-                any |= self.look_at_handshake(conn, event.flags);
+                any |= match self.handshakes.contains_key(&conn) {
+                    true => self.look_at_handshake(conn, event.flags),
+                    false => self.look_at_established(conn),
+                };
             }
         }
         any
@@ -543,7 +516,7 @@ impl<B: Buffers> Driver<B> {
                     self.unwatch(conn);
                     self.engine.handle_no_clc(conn, &mut self.adapters, now);
                 }
-                Found::Closed => {
+                Found::Closed | Found::Broken => {
                     self.unwatch(conn);
                     self.engine.handle_clc_closed(conn, &mut self.adapters, now);
                 }
@@ -558,24 +531,33 @@ impl<B: Buffers> Driver<B> {
         any
     }
 
-    /// A Decline may come to a connection that is SMC by now. An end of TCP says nothing: a kernel sends it beside the connection's own.
     fn look_at_young(&mut self) {
-        let now = self.now();
-        while self.young.front().is_some_and(|look| look.at <= now)
-            && let Some(look) = self.young.pop_front()
+        while let Some((conn, due)) = self.young.front().copied()
+            && due <= self.turned
         {
-            let Some(handshake) = self.established.get_mut(&look.conn) else { continue };
-            match handshake.receive() {
-                Found::Nothing if look.at < look.until => {
-                    self.young.push_back(Look { at: now + LOOK, ..look });
-                }
-                Found::Nothing | Found::Closed | Found::Foreign => {}
-                Found::Message(message) => {
-                    self.engine.handle_clc(look.conn, *message, &mut self.adapters, now);
-                    self.flush();
-                }
+            self.young.pop_front();
+            self.look_at_established(conn);
+        }
+    }
+
+    /// A Decline may come to a connection that is SMC by now, and the end of its TCP does. An error there says nothing: a network may have
+    /// forgotten what does not move.
+    fn look_at_established(&mut self, conn: ConnId) -> bool {
+        let now = self.now();
+        let Some(handshake) = self.established.get_mut(&conn) else { return false };
+        match handshake.receive() {
+            Found::Nothing | Found::Foreign => return false,
+            Found::Broken => self.unwatch(conn),
+            Found::Closed => {
+                self.unwatch(conn);
+                self.engine.handle_clc_closed(conn, &mut self.adapters, now);
+            }
+            Found::Message(message) => {
+                self.engine.handle_clc(conn, *message, &mut self.adapters, now);
             }
         }
+        self.flush();
+        true
     }
 
     /// CLC messages go out, and events come.
@@ -597,12 +579,15 @@ impl<B: Buffers> Driver<B> {
         while let Some(event) = self.engine.poll_event() {
             let over = match &event {
                 Event::Established { conn, .. } => {
-                    self.unwatch(*conn);
-                    let now = self.now();
-                    self.young.push_back(Look { conn: *conn, at: now + LOOK, until: now + YOUNG });
-                    let handshake = self.handshakes.remove(conn);
                     self.counts.established += 1;
-                    self.established.extend(handshake.map(|handshake| (*conn, handshake)));
+                    if let Some(handshake) = self.handshakes.remove(conn) {
+                        let now = self.now();
+                        match handshake.has_closed() {
+                            true => self.engine.handle_clc_closed(*conn, &mut self.adapters, now),
+                            false => self.young.push_back((*conn, now + LOOK)),
+                        }
+                        self.established.insert(*conn, handshake);
+                    }
                     None
                 }
                 Event::Fallback { conn, .. } | Event::Failed { conn, .. } => {
@@ -613,76 +598,13 @@ impl<B: Buffers> Driver<B> {
                     self.unwatch(*conn);
                     self.handshakes.remove(conn)
                 }
-                Event::Over { conn } => self.established.remove(conn),
+                Event::Over { conn } => {
+                    self.unwatch(*conn);
+                    self.established.remove(conn)
+                }
                 _ => None,
             };
             self.events.push_back((event, over.map(|handshake| handshake.tcp)));
         }
-    }
-}
-
-impl Handshake {
-    /// Takes what has come, up to the end of a message.
-    fn receive(&mut self) -> Found {
-        self.send();
-        loop {
-            let Some(reception) = &mut self.reception else { return Found::Nothing };
-            if self.awaits_first {
-                match peek(&self.tcp) {
-                    First::Nothing => return Found::Nothing,
-                    First::Clc => self.awaits_first = false,
-                    First::Foreign => return Found::Foreign,
-                }
-            }
-            let mut bytes = [0; MAX_LEN];
-            let wanted = reception.wanted();
-            let into = bytes.get_mut(..wanted).unwrap_or_default();
-            match recv(&self.tcp, into, RecvFlags::DONTWAIT) {
-                Ok((0, _)) => break,
-                Ok((n, _)) => match reception.push(bytes.get(..n).unwrap_or_default()) {
-                    Ok(None) => {}
-                    Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
-                    Err(error) => return Found::Message(Box::new(Err(error))),
-                },
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) => return Found::Nothing,
-                Err(_) => break,
-            }
-        }
-        self.reception = None;
-        Found::Closed
-    }
-
-    /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
-    fn send(&mut self) {
-        if !self.unsent.is_empty()
-            && let Ok(n) = send(&self.tcp, &self.unsent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
-        {
-            self.unsent.drain(..n);
-        }
-    }
-}
-
-/// What a stream begins with.
-enum First {
-    /// Nothing so far, or not enough to tell.
-    Nothing,
-    Clc,
-    Foreign,
-}
-
-/// Looks at a stream's beginning, and takes nothing.
-fn peek(tcp: &TcpStream) -> First {
-    let mut bytes = [0; EYECATCHER.len()];
-    let peeked = retry_on_intr(|| {
-        recv(tcp, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK).map(|(n, _)| n)
-    });
-    match peeked {
-        Ok(n) if bytes.get(..n) != EYECATCHER.get(..n) => First::Foreign,
-        Ok(n) if n == EYECATCHER.len() => First::Clc,
-        // The end is found by the read.
-        Ok(0) => First::Clc,
-        Ok(_) | Err(Errno::WOULDBLOCK) => First::Nothing,
-        Err(_) => First::Clc,
     }
 }

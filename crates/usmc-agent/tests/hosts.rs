@@ -485,8 +485,9 @@ fn begins_slowly(goes_on: bool) {
     }
 }
 
+/// The connection's own end may come later than its TCP's.
 #[test]
-fn an_end_of_tcp_says_nothing() {
+fn an_end_of_tcp_says_nothing_for_a_while() {
     let mut stage = Stage::new();
     let tcp = stage.connect([1 << 20, 1 << 20]);
     stage.hosts[0].rests = true;
@@ -498,6 +499,25 @@ fn an_end_of_tcp_says_nothing() {
     stage.hosts[0].rests = false;
     stage.run_to_the_end();
     stage.assert_whole();
+}
+
+/// A kernel says nothing else of a program that is killed while its link's send queue is full.
+#[test]
+fn an_end_of_tcp_is_one_where_nothing_follows() {
+    let mut stage = Stage::new();
+    let tcp = stage.connect([1 << 40, 1 << 40]);
+    stage.connect([1 << 40, 1 << 40]);
+    stage.run("bytes", |stage| {
+        let hosts = stage.hosts.iter().flat_map(|host| host.applications.values());
+        hosts.map(|application| application.read).all(|read| read > 1000)
+    });
+    tcp.shutdown(Shutdown::Write).expect("TCP");
+    let begun = Instant::now();
+    stage.run("the end", |stage| stage.hosts.iter().all(|host| host.over == 1));
+    assert!(begun.elapsed() > Duration::from_secs(9), "{:?}", begun.elapsed());
+    let aborted =
+        stage.hosts.each_ref().map(|host| [0, 1].map(|pair| host.applications[&pair].is_aborted()));
+    assert_eq!(aborted, [[true, false]; 2], "the other connection goes on");
 }
 
 #[test]

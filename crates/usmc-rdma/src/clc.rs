@@ -20,7 +20,7 @@ use smc_proto::wire::llc::{DeleteReason, Version};
 
 use crate::buffers::Buffers;
 use crate::connection::{ConnId, Data};
-use crate::engine::{Conn, Engine, RefusedWish, Wish};
+use crate::engine::{Awaits, Conn, Engine, RefusedWish, Wish};
 use crate::event::Event;
 use crate::nic::{DeviceId, Nic};
 use crate::seats::Joined;
@@ -162,7 +162,7 @@ impl<B: Buffers> Engine<B> {
             begun: now,
             stage: Stage::Between,
             deadline: None,
-            is_asked: false,
+            awaits: Awaits::Nothing,
         });
         let conn = conn.ok_or(RefusedWish::Full)?;
         self.users.insert(memory.rmb, conn);
@@ -250,8 +250,8 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    /// The peer has closed the connection's TCP before the handshake was over. It says nothing once the Confirm has come: a peer that is
-    /// done already ends its TCP, too, and that may come before the messages of the link.
+    /// The peer has closed the connection's TCP. Before the handshake is over that ends it, but not once the Confirm has come: a peer that is
+    /// done already ends its TCP, too, and that may come before the messages of the link. For an established connection these have ten seconds.
     pub fn handle_clc_closed(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
         match self.take_stage(conn) {
             Some(Stage::Accepted(expect)) => self.take_back(conn, expect.on_closed(), nic, now),
@@ -259,7 +259,7 @@ impl<B: Buffers> Engine<B> {
                 self.wait_on(conn, stage)
             }
             Some(_) => self.end(conn, Ending::Failed(Fault::Closed), nic, now),
-            None => {}
+            None => self.tcp_has_ended(conn, now),
         }
     }
 

@@ -6,7 +6,7 @@ use smc_proto::close::{Direction, State};
 use smc_proto::connection::{Connection, UrgentMark};
 use smc_proto::ids::BufferSize;
 use smc_proto::link_group::{Key, LinkIndex};
-use smc_proto::wire::cdc::SmcrRepr;
+use smc_proto::wire::cdc::{SmcrRepr, StateFlags};
 use usmc_shm::Broken;
 
 use crate::buffers::Buffers;
@@ -263,6 +263,28 @@ impl<B: Buffers> Data<B> {
     pub(crate) fn waits_no_more(&mut self) -> bool {
         self.peer_is_done |= self.proto.closing.peer_has_written_all();
         self.peer_is_done
+    }
+
+    /// Whether the peer has said that it writes no more, or is done.
+    pub(crate) fn has_peer_ended(&self) -> bool {
+        self.peer_is_done || self.proto.closing.peer_has_written_all()
+    }
+
+    /// The peer's program is no more, and nothing was said of that: an abort.
+    pub(crate) fn peer_is_gone(&mut self, events: &mut VecDeque<Event>) {
+        if self.course.is_given_up() {
+            // It was told of an abort, and has nobody to answer that.
+            self.peer_is_done = true;
+        } else if !self.has_peer_ended() {
+            self.peer_is_done = true;
+            self.proto.closing.on_received(StateFlags { aborted: true, ..StateFlags::default() });
+            self.tell_ending(events);
+        }
+    }
+
+    /// The RMB was taken from the peer, which has not answered an abort.
+    pub(crate) fn rmb_is_back(&mut self) {
+        self.peer_is_done |= self.course.is_given_up();
     }
 
     /// The peer goes on over TCP, or thinks that it does: it writes nothing here, and reads nothing.

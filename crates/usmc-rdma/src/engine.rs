@@ -23,7 +23,7 @@ use crate::buffers::Buffers;
 use crate::clc::Stage;
 use crate::connection::{Came, ConnId, Data, Memory, Seat};
 use crate::event::Event;
-use crate::groups::{Group, GroupIndex};
+use crate::groups::{Group, GroupIndex, RmbState};
 use crate::link::Sent;
 use crate::nic::{DeviceId, Nic, QpId, RmbId};
 use crate::table::Table;
@@ -32,8 +32,11 @@ use crate::timers::Timers;
 /// Link groups of a host at most.
 pub const GROUPS: usize = 1024;
 
-/// How long a peer may take to answer an abort: longer than one that does not answer at all keeps its links.
+/// How long a peer may take to answer an abort, and then to forget the RMB: longer than one that does not answer at all keeps its links.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the message of a peer's end may come behind the end of its TCP: longer than a lost link takes it up, with all retries of a RoCE device.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a host is.
 #[derive(Clone, Debug)]
@@ -89,10 +92,27 @@ pub(crate) struct Conn<B> {
     /// When its handshake has begun.
     pub(crate) begun: Time,
     pub(crate) stage: Stage,
-    /// Until when the stage may last.
+    /// Until when the stage may last, or the peer has time for what is awaited of it.
     pub(crate) deadline: Option<Time>,
-    /// The deadline is for the peer to know that it was given up.
-    pub(crate) is_asked: bool,
+    pub(crate) awaits: Awaits,
+}
+
+/// What is awaited of the peer of an established connection, until the deadline.
+///
+/// ```text
+/// Nothing ──given up──▶ Answer ──it is late──▶ Withdrawal ──it is late──▶ the group ends
+///    └──────its TCP ends─┴───────▶ End ──it is late──▶ Nothing
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Awaits {
+    /// Nothing; or an abort's answer, for which time begins with the deadline.
+    Nothing,
+    /// The answer to an abort.
+    Answer,
+    /// That it forgets the RMB, as it has not answered an abort.
+    Withdrawal,
+    /// The message of its end.
+    End,
 }
 
 /// All link groups and connections of a host.
@@ -453,16 +473,46 @@ impl<B: Buffers> Engine<B> {
             return self.handshake_timed_out(conn, nic, now);
         }
         let Some(group) = known.seat.map(|seat| seat.group) else { return };
+        let awaited = std::mem::replace(&mut known.awaits, Awaits::Nothing);
+        if awaited == Awaits::End {
+            known.data.peer_is_gone(&mut self.events);
+            self.pump(conn, nic);
+            return self.end_if_over(conn, now);
+        }
         if !known.data.waits_for_answer() {
             return;
         }
-        if !std::mem::replace(&mut known.is_asked, true) {
-            self.set_deadline(conn, Some(now + ANSWER_TIMEOUT));
-        } else if known.data.waits_no_more() {
-            self.end_if_over(conn, now);
-        } else {
-            // The peer may write into the RMB for ever: there is no other way to get it back.
-            self.end_group(group, DeleteReason::PROTOCOL, nic, now);
+        match awaited {
+            Awaits::Nothing | Awaits::End => {
+                self.await_until(conn, Awaits::Answer, now + ANSWER_TIMEOUT);
+            }
+            Awaits::Answer if known.data.waits_no_more() => self.end_if_over(conn, now),
+            // The peer may write into the RMB for ever: without the key it cannot.
+            Awaits::Answer => {
+                let rmb = known.data.memory.rmb;
+                self.await_until(conn, Awaits::Withdrawal, now + ANSWER_TIMEOUT);
+                if let Some(rmb) = self.group_mut(group).and_then(|group| group.rmb_mut(rmb)) {
+                    rmb.state = RmbState::Asked;
+                }
+                self.run(group, nic, now);
+            }
+            Awaits::Withdrawal => self.end_group(group, DeleteReason::PROTOCOL, nic, now),
+        }
+    }
+
+    fn await_until(&mut self, conn: ConnId, what: Awaits, due: Time) {
+        if let Some(known) = self.conns.get_mut(conn) {
+            known.awaits = what;
+            self.set_deadline(conn, Some(due));
+        }
+    }
+
+    /// The peer of an established connection has closed its TCP. Linux does so just behind the message that says that it writes no more, or has
+    /// closed. Of a program that is killed while the link's send queue is full it sends no such message (`smc_close_final` waits for a place, and a
+    /// signal ends that).
+    pub(crate) fn tcp_has_ended(&mut self, conn: ConnId, now: Time) {
+        if self.conns.get(conn).is_some_and(|known| !known.data.has_peer_ended()) {
+            self.await_until(conn, Awaits::End, now + END_TIMEOUT);
         }
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Rmb {
 
 /// ```text
 ///           connection ends             caller asks
-///   InUse ◀────────────────▶ Unused ────────────────▶ Asked
+///   InUse ◀────────────────▶ Unused ────────────────▶ Asked ◀── InUse: the peer does not answer an abort
 ///          connection joins    │ numbers are short      │
 ///                              └──────▶ Leaves ◀────────┘ DELETE_RKEY
 /// ```

@@ -355,6 +355,12 @@ impl<B: Buffers> Engine<B> {
             state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
             self.holders.remove(&rmb.id);
             self.events.push_back(Event::Withdrawn { rmb: rmb.id });
+            if let Some(conn) = self.users.get(&rmb.id).copied() {
+                if let Some(known) = self.conns.get_mut(conn) {
+                    known.data.rmb_is_back();
+                }
+                self.end_if_over(conn, now);
+            }
             return self.release_held(nic, now);
         }
         let Some(conn) = self.take_announcing(group, rmb) else { return };

@@ -4,12 +4,12 @@ mod pair;
 
 use std::time::Duration;
 
-use pair::{NOW, Side, begin, clc, close, connect, pass, settle, side, step, wish};
+use pair::{NOW, Side, begin, clc, close, connect, pass, settle, settle_at, side, step, wish};
 use smc_proto::close::Direction;
 use smc_proto::decline::DeclineCode;
 use smc_proto::handshake::CLC_TIMEOUT;
 use smc_proto::ids::PeerId;
-use smc_proto::wire::clc::{Decline, Message};
+use smc_proto::wire::clc::{Decline, Error, Message};
 use usmc_rdma::nic::{QpId, RmbId};
 use usmc_rdma::{ConnId, Event, RMBS, RefusedWish};
 
@@ -43,9 +43,6 @@ fn a_decline_after_the_handshake_resets_and_needs_no_answer() {
         engine.handle_sent(qp, nic, NOW);
     }
     settle(&mut sides);
-    while let Some(event) = sides[0].engine.poll_event() {
-        sides[0].events.push(event);
-    }
     assert!(is_reset(&sides[0], conn));
     assert!(has(&sides[0], |event| *event == Event::Over { conn }));
 }
@@ -89,6 +86,72 @@ fn the_end_of_tcp_behind_a_confirm_does_not_end_a_first_contact() {
     }
 }
 
+/// As of a program that Linux kills while the link's send queue is full. One that has said that it writes no more has ended its TCP with that.
+#[test]
+fn a_peer_that_says_nothing_behind_the_end_of_its_tcp_is_gone() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    let conns = [0, 1, 2].map(|rmb| connect(&mut sides, rmb).0);
+    let Side { engine, nic, .. } = &mut sides[0];
+    engine.shut(conns[1][0], nic);
+    settle(&mut sides);
+    let Side { engine, nic, .. } = &mut sides[1];
+    // The second one's came in order, and the third one's application has closed.
+    engine.close(conns[2][1], false, nic, NOW);
+    settle(&mut sides);
+    for conn in conns {
+        let Side { engine, nic, .. } = &mut sides[1];
+        engine.handle_clc_closed(conn[1], nic, NOW);
+    }
+    for seconds in [9, 11] {
+        let Side { engine, nic, .. } = &mut sides[1];
+        let now = NOW + Duration::from_secs(seconds);
+        engine.handle_timeout(nic, now);
+        settle_at(now, &mut sides);
+        let gone = conns.map(|conn| is_reset(&sides[1], conn[1]));
+        assert_eq!(gone, [seconds == 11, false, seconds == 11], "after {seconds} s");
+    }
+    let is_over = |side: &Side, of: ConnId| has(side, |event| *event == Event::Over { conn: of });
+    assert_eq!(conns.map(|conn| is_over(&sides[1], conn[1])), [false, false, true]);
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.close(conns[0][1], false, nic, NOW);
+    settle(&mut sides);
+    assert_eq!(conns.map(|conn| is_over(&sides[1], conn[1])), [true, false, true]);
+    // Were it there after all, it would know.
+    assert!(is_reset(&sides[0], conns[0][0]));
+}
+
+#[test]
+fn a_peer_that_does_not_answer_an_abort_loses_the_rmb_alone() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    let (stays, _) = connect(&mut sides, 0);
+    let (conns, _) = connect(&mut sides, 1);
+    let Side { engine, nic, .. } = &mut sides[1];
+    // What is no CLC message ends a connection that is established.
+    let foreign = Error::Eyecatcher { found: *b"GET " };
+    engine.handle_clc(conns[1], Err(foreign), nic, NOW);
+    engine.close(conns[1], false, nic, NOW);
+    // The abort does not arrive.
+    while let Some((qp, ..)) = sides[1].nic.posted.pop_front() {
+        let Side { engine, nic, .. } = &mut sides[1];
+        engine.handle_sent(qp, nic, NOW);
+    }
+    let is_over = |side: &Side| has(side, |event| *event == Event::Over { conn: conns[1] });
+    let mut late = NOW;
+    while !is_over(&sides[1]) {
+        let Side { engine, nic, .. } = &mut sides[1];
+        late = engine.next_timeout().expect("it waits for something").max(late);
+        assert!(late < NOW + Duration::from_secs(90), "it keeps its RMB");
+        engine.handle_timeout(nic, late);
+        settle_at(late, &mut sides);
+    }
+    assert!(late > NOW + Duration::from_secs(59), "an answer may come so long");
+    assert_eq!(sides[1].nic.forgotten, [(QpId(1), RmbId(1))]);
+    assert!(has(&sides[1], |event| *event == Event::Withdrawn { rmb: RmbId(1) }));
+    assert_eq!(sides.each_ref().map(|side| side.engine.groups()), [1, 1]);
+    close(&mut sides, stays);
+    assert!(has(&sides[1], |event| *event == Event::Over { conn: stays[1] }));
+}
+
 /// A peer that asks and takes no answer: its link is lost, and no deadline stays behind.
 #[test]
 fn a_peer_that_takes_no_answers_loses_its_link() {
@@ -106,9 +169,6 @@ fn a_peer_that_takes_no_answers_loses_its_link() {
     assert!(engine.next_timeout().is_none_or(|due| due > late), "it would be due for ever");
     assert_eq!(engine.groups(), 0);
     settle(&mut sides);
-    while let Some(event) = sides[0].engine.poll_event() {
-        sides[0].events.push(event);
-    }
     let is_end = |event: &Event| matches!(event, Event::Ending { conn, .. } if *conn == conns[0]);
     assert!(has(&sides[0], is_end), "{:?}", sides[0].events);
 }

@@ -163,6 +163,17 @@ pub(crate) fn state(end: &mut End, files: &str) -> String {
 const DATA: &str = "/tmp/data";
 const MAKE_DATA: &str = "head -c 3000001 /dev/urandom >/tmp/data";
 
+/// Connections of clients that were killed end at the server, whatever their kernel has said of that.
+fn none_is_left(server: &mut End, port: u16) {
+    for _ in 0..300 {
+        if server.by_rdma(port) == 0 {
+            return;
+        }
+        server.guest.run("sleep 0.1");
+    }
+    panic!("{} connections of a dead program: {}", server.by_rdma(port), state(server, ""));
+}
+
 /// Redis gets pipelined requests, and a value larger than all buffers.
 pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
     const PORT: u16 = 6400;
@@ -175,6 +186,7 @@ pub(crate) fn redis(one: &mut Guest, other: &mut Guest) {
         let bench = format!("{calls} redis-benchmark -h {to} -p {PORT} -q -c 10 -t set,get");
         let load = format!("{bench} -d 1000 -l");
         run_by_rdma(server, client, (PORT, 10), (&load, "KILL"));
+        none_is_left(server, PORT);
         let said = client.guest.run(&format!("{bench} -n 3000 -P 16 2>&1"));
         let rates = said.split(['\r', '\n']).filter(|line| line.contains("per second"));
         println!("  {}", rates.map(str::trim).collect::<Vec<_>>().join(" "));

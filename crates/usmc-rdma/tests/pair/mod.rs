@@ -159,24 +159,38 @@ pub(crate) fn side(host: u8, max_links: u8) -> Side {
 
 /// The oldest message of a host arrives, unless the link was cut.
 pub(crate) fn step(sides: &mut [Side; 2], from: usize) -> bool {
+    step_at(NOW, sides, from)
+}
+
+fn step_at(now: Duration, sides: &mut [Side; 2], from: usize) -> bool {
     let Some((qp, _, message)) = sides[from].nic.posted.pop_front() else { return false };
     if !sides[from].nic.cuts.contains(&qp) {
         let Side { engine, nic, .. } = &mut sides[from];
-        engine.handle_sent(qp, nic, NOW);
+        engine.handle_sent(qp, nic, now);
         let Side { engine, nic, .. } = &mut sides[1 - from];
-        engine.handle_received(qp, &message, nic, NOW);
+        engine.handle_received(qp, &message, nic, now);
     }
+    take_events(sides);
+    true
+}
+
+fn take_events(sides: &mut [Side; 2]) {
     for side in sides {
         while let Some(event) = side.engine.poll_event() {
             side.events.push(event);
         }
     }
-    true
 }
 
 /// Until nothing is on its way.
 pub(crate) fn settle(sides: &mut [Side; 2]) {
-    while step(sides, 0) || step(sides, 1) {}
+    settle_at(NOW, sides);
+}
+
+/// At that time.
+pub(crate) fn settle_at(now: Duration, sides: &mut [Side; 2]) {
+    while step_at(now, sides, 0) || step_at(now, sides, 1) {}
+    take_events(sides);
 }
 
 /// It is time, at both hosts, and nothing is on its way then.

@@ -1,0 +1,107 @@
+//! The TCP connection of a handshake, and of what follows.
+
+use std::net::{SocketAddr, TcpStream};
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use smc_proto::wire::clc::{EYECATCHER, Error, MAX_LEN, Message, Reception};
+
+/// A TCP connection in its handshake, or behind it.
+pub(super) struct Handshake {
+    pub(super) tcp: TcpStream,
+    /// Its own address and its peer's.
+    pub(super) ends: Option<[SocketAddr; 2]>,
+    /// `None` once the peer has closed: that is found once.
+    pub(super) reception: Option<Reception>,
+    /// CLC messages that the kernel has had no room for.
+    pub(super) unsent: Vec<u8>,
+    /// Whether it is not known yet that the peer speaks CLC.
+    pub(super) awaits_first: bool,
+}
+
+/// What a look at a TCP connection finds.
+pub(super) enum Found {
+    /// Not all of a message so far.
+    Nothing,
+    Message(Box<Result<Message, Error>>),
+    /// A FIN.
+    Closed,
+    /// A RST, or another error.
+    Broken,
+    /// What a server begins with is no message, and was not taken.
+    Foreign,
+}
+
+impl Handshake {
+    /// Takes what has come, up to the end of a message.
+    pub(super) fn receive(&mut self) -> Found {
+        self.send();
+        loop {
+            let Some(reception) = &mut self.reception else { return Found::Nothing };
+            if self.awaits_first {
+                match peek(&self.tcp) {
+                    First::Nothing => return Found::Nothing,
+                    First::Clc => self.awaits_first = false,
+                    First::Foreign => return Found::Foreign,
+                }
+            }
+            let mut bytes = [0; MAX_LEN];
+            let wanted = reception.wanted();
+            let into = bytes.get_mut(..wanted).unwrap_or_default();
+            match recv(&self.tcp, into, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => break,
+                Ok((n, _)) => match reception.push(bytes.get(..n).unwrap_or_default()) {
+                    Ok(None) => {}
+                    Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
+                    Err(error) => return Found::Message(Box::new(Err(error))),
+                },
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Found::Nothing,
+                Err(_) => {
+                    self.reception = None;
+                    return Found::Broken;
+                }
+            }
+        }
+        self.reception = None;
+        Found::Closed
+    }
+
+    /// Whether its end was found.
+    pub(super) fn has_closed(&self) -> bool {
+        self.reception.is_none()
+    }
+
+    /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
+    pub(super) fn send(&mut self) {
+        if !self.unsent.is_empty()
+            && let Ok(n) = send(&self.tcp, &self.unsent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        {
+            self.unsent.drain(..n);
+        }
+    }
+}
+
+/// What a stream begins with.
+enum First {
+    /// Nothing so far, or not enough to tell.
+    Nothing,
+    Clc,
+    Foreign,
+}
+
+/// Looks at a stream's beginning, and takes nothing.
+fn peek(tcp: &TcpStream) -> First {
+    let mut bytes = [0; EYECATCHER.len()];
+    let peeked = retry_on_intr(|| {
+        recv(tcp, &mut bytes[..], RecvFlags::DONTWAIT | RecvFlags::PEEK).map(|(n, _)| n)
+    });
+    match peeked {
+        Ok(n) if bytes.get(..n) != EYECATCHER.get(..n) => First::Foreign,
+        Ok(n) if n == EYECATCHER.len() => First::Clc,
+        // The end is found by the read.
+        Ok(0) => First::Clc,
+        Ok(_) | Err(Errno::WOULDBLOCK) => First::Nothing,
+        Err(_) => First::Clc,
+    }
+}
