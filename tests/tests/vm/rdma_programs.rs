@@ -1,5 +1,7 @@
 //! Real programs of two machines by RDMA: under `usmc run` with `usmc agent` at one end, and at the other end again, or in the kernel's SMC.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 use usmc_tests::build::tests_dir;
 use usmc_tests::vm::Guest;
@@ -115,6 +117,9 @@ pub(crate) fn end_agent(guest: &mut Guest) {
     }
 }
 
+/// Connections of a load are there after this time.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// Runs a client's endless load until so many connections at a time were by RDMA at both ends, and ends it by that signal. Gives what it says.
 fn run_by_rdma(
     server: &mut End,
@@ -131,14 +136,13 @@ fn run_by_rdma(
         most = [most[0].max(server.by_rdma(port)), most[1].max(client.by_rdma(port))];
         most
     };
+    let begun = Instant::now();
     while ends(server, client) != [count; 2] {
         let (is_over, _) = client.guest.try_run("[ ! -e /tmp/done ]");
-        assert_eq!(
-            is_over,
-            0,
-            "{most:?} of {count} by RDMA: {}",
-            client.guest.run("cat /tmp/said")
-        );
+        if is_over != 0 || begun.elapsed() > LONGEST {
+            let (server, client) = (state(server, ""), state(client, "/tmp/said"));
+            panic!("{most:?} of {count} by RDMA\nserver: {server}\nclient: {client}");
+        }
     }
     println!("  {count} of {count} connections by RDMA, at both ends");
     client.guest.run(&format!(
