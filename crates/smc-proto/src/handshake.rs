@@ -331,18 +331,23 @@ impl Decliner {
     /// Another message than the expected one came: a Decline is always possible.
     fn unexpected(self, message: &clc::Message, expected: clc::Kind) -> Ending {
         match message {
-            clc::Message::Decline(decline) => Ending::Fallback(Fallback {
-                reason: DeclineCode::PEERDECL,
-                peer_reason: Some(decline.code),
-                decline: None,
-                out_of_sync: decline.out_of_sync,
-            }),
+            clc::Message::Decline(decline) => Fallback::by_peer(decline),
             other => Ending::Failed(Fault::Unexpected { expected, got: other.kind() }),
         }
     }
 }
 
 impl Fallback {
+    /// The peer has declined.
+    pub fn by_peer(decline: &Decline) -> Ending {
+        Ending::Fallback(Fallback {
+            reason: DeclineCode::PEERDECL,
+            peer_reason: Some(decline.code),
+            decline: None,
+            out_of_sync: decline.out_of_sync,
+        })
+    }
+
     /// Without a word: no CLC message was exchanged.
     fn silent(reason: DeclineCode) -> Ending {
         Ending::Fallback(Fallback { reason, peer_reason: None, decline: None, out_of_sync: false })

@@ -214,6 +214,10 @@ impl<B: Buffers> Engine<B> {
             Err(error) if matches!(stage, Stage::Accepted(_)) => {
                 return self.take_back(conn, error.into(), nic, now);
             }
+            // The RMB is the peer's still.
+            Err(error) if matches!(stage, Stage::Withdraws(_)) => {
+                return self.wait_on(conn, Stage::Withdraws(error.into()));
+            }
             Err(error) => return self.end(conn, error.into(), nic, now),
         };
         match stage {
@@ -244,8 +248,13 @@ impl<B: Buffers> Engine<B> {
             Stage::Held(choice) | Stage::ServerAnnounces(choice) => {
                 self.end(conn, choice.on_message(&message), nic, now);
             }
-            // Nothing more is expected.
-            Stage::Withdraws(ending) => self.wait_on(conn, Stage::Withdraws(ending)),
+            Stage::Withdraws(ending) => match (message, ending) {
+                // The client was late, and goes on over TCP. So does the application: nothing was said to the client, and nothing of its taken.
+                (Message::Decline(decline), Ending::Failed(Fault::TimedOut)) => {
+                    self.end(conn, Fallback::by_peer(&decline), nic, now);
+                }
+                (_, ending) => self.wait_on(conn, Stage::Withdraws(ending)),
+            },
             Stage::Established | Stage::Between => {}
         }
     }

@@ -67,6 +67,33 @@ fn a_server_without_a_confirm_takes_its_rmb_back_before_it_ends() {
     assert!(is_reset(&sides[0], conns[0]));
 }
 
+/// A client that is slow, and declines: the application goes on over TCP, as its peer does. What is no message gives no RMB back.
+#[test]
+fn a_client_that_declines_too_late_stays_tcp() {
+    for declines in [false, true] {
+        let mut sides = [side(1, 1), side(2, 1)];
+        connect(&mut sides, 0);
+        let (conns, _) = begin(&mut sides, 1);
+        clc(&mut sides, 0, conns);
+        clc(&mut sides, 1, conns);
+        let late = NOW + CLC_TIMEOUT;
+        let Side { engine, nic, .. } = &mut sides[1];
+        engine.handle_timeout(nic, late);
+        assert_eq!(engine.poll_event(), None, "the client may write there");
+        let message =
+            if declines { Ok(decline()) } else { Err(Error::Eyecatcher { found: *b"*3\r\n" }) };
+        engine.handle_clc(conns[1], message, nic, late);
+        let event = engine.poll_event();
+        match declines {
+            true => assert!(matches!(event, Some(Event::Fallback { .. })), "{event:?}"),
+            false => assert_eq!(event, None),
+        }
+        settle_at(late, &mut sides);
+        let is_failure = |event: &Event| matches!(event, Event::Failed { .. });
+        assert_eq!(has(&sides[1], is_failure), !declines);
+    }
+}
+
 /// A client that is done at once closes its TCP, and that end comes before the link's last message.
 #[test]
 fn the_end_of_tcp_behind_a_confirm_does_not_end_a_first_contact() {
