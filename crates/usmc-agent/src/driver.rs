@@ -22,7 +22,7 @@ use crate::link::{self, NO_MESSAGE};
 use crate::nic::{Adapters, place_of};
 use crate::sys;
 
-use tcp::{Found, Handshake};
+use tcp::{Found, Handshake, Incoming};
 
 /// What wakes for a TCP connection: each arrival once, as the beginning of what may be no message stays where it is until more has come. Behind
 /// the handshake a Decline may come, and the end does.
@@ -30,6 +30,9 @@ const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(Event
 
 /// What has come along with the last message of a handshake is told by no further arrival: so long after it a connection that goes on is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// So many messages of one handshake are taken in one look: a peer that sends without end has others wait no longer.
+const MESSAGES: usize = 8;
 
 /// Completions of sends that nothing waits for are taken after this time at the latest, where nothing else wakes the driver before.
 const HARVEST: Duration = Duration::from_millis(10);
@@ -169,8 +172,9 @@ impl<B: Buffers> Driver<B> {
         let is_watched = epoll::add(&self.arrivals, &tcp, data, ARRIVALS).is_ok();
         self.by_token.insert(token, conn);
         let ends = tcp.local_addr().and_then(|local| Ok([local, tcp.peer_addr()?])).ok();
-        let (reception, unsent, awaits_first) = (Some(Reception::new()), Vec::new(), true);
-        self.handshakes.insert(conn, Handshake { tcp, ends, reception, unsent, awaits_first });
+        let incoming = Incoming::Messages(Reception::new());
+        let handshake = Handshake { tcp, ends, incoming, unsent: Vec::new(), awaits_first: true };
+        self.handshakes.insert(conn, handshake);
         if !is_watched {
             // Nothing would ever be found there.
             let now = self.now();
@@ -494,7 +498,15 @@ impl<B: Buffers> Driver<B> {
     /// Takes all that has come, of which the watch tells once, up to the handshake's end. Whether there was anything.
     fn look_at_handshake(&mut self, conn: ConnId, flags: EventFlags) -> bool {
         let (mut any, now) = (false, self.now());
+        let mut left = MESSAGES;
         while let Some(handshake) = self.handshakes.get_mut(&conn) {
+            if left == 0 {
+                // The watch tells of the rest once more.
+                let token = EventData::new_u64(conn.token().into());
+                let _ = epoll::modify(&self.arrivals, &handshake.tcp, token, ARRIVALS);
+                break;
+            }
+            left -= 1;
             let received = match handshake.receive() {
                 // Nothing follows: it is the application's.
                 Found::Nothing if handshake.awaits_first && flags.contains(EventFlags::RDHUP) => {

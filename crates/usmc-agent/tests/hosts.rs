@@ -6,7 +6,7 @@ mod fake;
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::thread;
@@ -432,6 +432,45 @@ fn a_decline_after_the_handshake_aborts_and_so_does_what_is_no_message() {
         stage.run_to_the_end();
         assert!(stage.hosts.iter().all(|host| host.applications[&0].is_aborted()));
     }
+}
+
+/// A client that sends messages without end, where its server waits for something else, has nobody else wait.
+#[test]
+fn messages_of_one_handshake_are_taken_some_at_a_time() {
+    let mut stage = Stage::new();
+    stage.connect([1 << 30, 1 << 30]);
+    stage.run("bytes", |stage| stage.hosts[1].applications[&0].read > 1000);
+    let address = stage.listener.local_addr().expect("a port");
+    let [(client, mut stranger), (mut server, accepted)] = [(); 2].map(|()| {
+        let tcp = TcpStream::connect(address).expect("TCP");
+        (tcp, stage.listener.accept().expect("TCP").0)
+    });
+    let unread = accepted.try_clone().expect("a duplicate");
+    stage.hosts[0].begin(1, client, CLIENT, 1);
+    let mut proposal = [0; MAX_LEN];
+    let len = stranger.read(&mut proposal).expect("a Proposal");
+    stage.hosts[1].begin(1, accepted, ACCEPTOR, 1);
+    server.write_all(&proposal[..len]).expect("TCP");
+    stage.run("an Accept", |_| rustix::io::ioctl_fionread(&server).expect("FIONREAD") > 0);
+    // The RMB is asked back from here on, which its client does not answer: its host has no turn.
+    server.write_all(&proposal[..len]).expect("TCP");
+    let mut decline = [0; MAX_LEN];
+    let message = Message::Decline(Decline::new(false, PeerId([9; 8]), DeclineCode::ERR_RTOK));
+    let decline = message.emit(&mut decline).expect("room");
+    server.write_all(&decline.repeat(200)).expect("TCP");
+    let left = || rustix::io::ioctl_fionread(&unread).expect("FIONREAD");
+    let begun = Instant::now();
+    let (all, mut turns) = ((len + 200 * decline.len()) as u64, 0);
+    while left() < all {
+        assert!(begun.elapsed() < LIMIT, "{} of {all} bytes have come", left());
+        thread::yield_now();
+    }
+    while left() > 0 {
+        stage.hosts[1].turn();
+        turns += 1;
+        assert!(begun.elapsed() < LIMIT, "{} of {all} bytes are left", left());
+    }
+    assert!(turns > 10, "{turns} turns for {all} bytes");
 }
 
 /// What may be the beginning of a message is not taken, and costs nothing while it waits for the rest.

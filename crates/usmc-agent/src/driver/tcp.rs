@@ -11,15 +11,30 @@ pub(super) struct Handshake {
     pub(super) tcp: TcpStream,
     /// Its own address and its peer's.
     pub(super) ends: Option<[SocketAddr; 2]>,
-    /// `None` once the peer has closed: that is found once.
-    pub(super) reception: Option<Reception>,
+    pub(super) incoming: Incoming,
     /// CLC messages that the kernel has had no room for.
     pub(super) unsent: Vec<u8>,
     /// Whether it is not known yet that the peer speaks CLC.
     pub(super) awaits_first: bool,
 }
 
-/// What a look at a TCP connection finds.
+/// What comes by a TCP connection.
+///
+/// ```text
+/// Messages ──what comes is none──▶ Spoilt
+///    ├──FIN──▶ Closed
+///    └──RST, or another error──▶ Broken
+/// ```
+#[expect(clippy::large_enum_variant, reason = "most are in the first state")]
+pub(super) enum Incoming {
+    Messages(Reception),
+    /// It has no beginning and no end any more.
+    Spoilt,
+    Closed,
+    Broken,
+}
+
+/// What a look at a TCP connection finds. All but the first two are found once.
 pub(super) enum Found {
     /// Not all of a message so far.
     Nothing,
@@ -37,7 +52,7 @@ impl Handshake {
     pub(super) fn receive(&mut self) -> Found {
         self.send();
         loop {
-            let Some(reception) = &mut self.reception else { return Found::Nothing };
+            let Incoming::Messages(reception) = &mut self.incoming else { return Found::Nothing };
             if self.awaits_first {
                 match peek(&self.tcp) {
                     First::Nothing => return Found::Nothing,
@@ -53,23 +68,26 @@ impl Handshake {
                 Ok((n, _)) => match reception.push(bytes.get(..n).unwrap_or_default()) {
                     Ok(None) => {}
                     Ok(Some(message)) => return Found::Message(Box::new(Ok(message))),
-                    Err(error) => return Found::Message(Box::new(Err(error))),
+                    Err(error) => {
+                        self.incoming = Incoming::Spoilt;
+                        return Found::Message(Box::new(Err(error)));
+                    }
                 },
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return Found::Nothing,
                 Err(_) => {
-                    self.reception = None;
+                    self.incoming = Incoming::Broken;
                     return Found::Broken;
                 }
             }
         }
-        self.reception = None;
+        self.incoming = Incoming::Closed;
         Found::Closed
     }
 
-    /// Whether its end was found.
+    /// Whether a FIN was found.
     pub(super) fn has_closed(&self) -> bool {
-        self.reception.is_none()
+        matches!(self.incoming, Incoming::Closed)
     }
 
     /// As much as the kernel has room for: always all, as a handshake's messages are the first that are sent.
@@ -103,5 +121,34 @@ fn peek(tcp: &TcpStream) -> First {
         Ok(0) => First::Clc,
         Ok(_) | Err(Errno::WOULDBLOCK) => First::Nothing,
         Err(_) => First::Clc,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{Ipv4Addr, Shutdown, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_message_is_no_end() {
+        for is_spoilt in [true, false] {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let mut peer = TcpStream::connect(listener.local_addr().expect("a port")).expect("TCP");
+            let (tcp, _) = listener.accept().expect("TCP");
+            let incoming = Incoming::Messages(Reception::new());
+            let (ends, unsent) = (None, Vec::new());
+            let mut handshake = Handshake { tcp, ends, incoming, unsent, awaits_first: false };
+            if is_spoilt {
+                peer.write_all(&[b'x'; 100]).expect("TCP");
+                assert!(matches!(handshake.receive(), Found::Message(error) if error.is_err()));
+                assert!(matches!(handshake.receive(), Found::Nothing));
+            }
+            peer.shutdown(Shutdown::Write).expect("TCP");
+            let is_end = matches!(handshake.receive(), Found::Closed);
+            assert_eq!((is_end, handshake.has_closed()), (!is_spoilt, !is_spoilt));
+            assert!(matches!(handshake.receive(), Found::Nothing), "it is found once");
+        }
     }
 }
