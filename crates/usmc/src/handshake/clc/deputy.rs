@@ -108,8 +108,11 @@ pub fn is_there(conn: &Conn) -> bool {
 /// Whether the socket behind the number may be exchanged while a call of the kernel's sleeps on it, which stays with the socket of before.
 /// The handshake's messages there wake it only where the agent is not the first to read them.
 pub fn may_come(conn: &Conn) -> bool {
-    // The flag is set before the agent is let go.
-    conn.phase() == Phase::Early && (is_there(conn) || conn.has(F_DEPUTY))
+    // No agent was asked for so far where the peer has said by its SYN alone that it speaks SMC. The flag is set before the agent is let go.
+    let may_be_there = is_there(conn)
+        || (conn.clc.control.load(Relaxed) == 0 && super::is_on(conn))
+        || conn.has(F_DEPUTY);
+    conn.phase() == Phase::Early && may_be_there
 }
 
 fn has_agent(conn: &Conn) -> bool {
