@@ -46,7 +46,7 @@ pub(crate) struct Rmb {
 ///           connection ends             caller asks
 ///   InUse ◀────────────────▶ Unused ────────────────▶ Asked ◀── InUse: the peer does not answer an abort
 ///          connection joins    │ numbers are short      │
-///                              └──────▶ Leaves ◀────────┘ DELETE_RKEY
+///                              └──────▶ Leaves ◀────────┘ DELETE_RKEY ◀── InUse: no Confirm comes
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RmbState {
@@ -144,8 +144,15 @@ impl Group {
         self.announces.retain(|one| *one != conn);
         self.departures += 1;
         let since = self.departures;
-        if let Some(known) = self.rmb_mut(rmb) {
+        if let Some(known) = self.rmb_mut(rmb).filter(|known| known.state == RmbState::InUse) {
             known.state = RmbState::Unused { since };
+        }
+    }
+
+    /// The peer is being asked to forget the RMB of that number.
+    pub(crate) fn leaves(&mut self, number: usize) {
+        if let Some(Some(rmb)) = self.rmbs.get_mut(number) {
+            rmb.state = RmbState::Leaves;
         }
     }
 

@@ -264,11 +264,16 @@ impl<B: Buffers> Engine<B> {
             if !flows.is_idle() {
                 return;
             }
-            let is_begun = match &known.stage {
-                Stage::Withdraws(_) => flows.withdraw_rmb(number, &mut verbs, now),
-                _ => flows.announce_rmb(number, &mut verbs, now),
+            let withdraws = matches!(known.stage, Stage::Withdraws(_));
+            let is_begun = match withdraws {
+                true => flows.withdraw_rmb(number, &mut verbs, now),
+                false => flows.announce_rmb(number, &mut verbs, now),
             };
             match is_begun {
+                Ok(()) if withdraws => {
+                    state.leaves(number);
+                    return state.transmit(nic, &self.devices);
+                }
                 Ok(()) => return state.transmit(nic, &self.devices),
                 // It cannot be registered.
                 Err(Refused::NoRmb) => self.announced(group, number, false, nic, now),
@@ -284,9 +289,7 @@ impl<B: Buffers> Engine<B> {
         let Some(number) = state.to_withdraw() else { return };
         let Some((flows, mut verbs)) = state.flows(nic, &self.devices) else { return };
         if flows.withdraw_rmb(number, &mut verbs, now).is_ok() {
-            if let Some(Some(rmb)) = state.rmbs.get_mut(number) {
-                rmb.state = RmbState::Leaves;
-            }
+            state.leaves(number);
             state.transmit(nic, &self.devices);
         }
     }
@@ -347,27 +350,32 @@ impl<B: Buffers> Engine<B> {
         self.announce(conn, Stage::Withdraws(ending), nic, now);
     }
 
+    /// An RMB is withdrawn. A connection may have it still, which has waited for that.
     fn withdrawn(&mut self, group: GroupIndex, rmb: usize, nic: &mut impl Nic, now: Time) {
         let known = self.group_mut(group).and_then(|group| group.rmbs.get_mut(rmb));
         let leaves = known.and_then(|known| known.take_if(|rmb| rmb.state == RmbState::Leaves));
-        if let (Some(rmb), Some(state)) = (leaves, self.group_mut(group)) {
-            // The peer may have said nothing, or may lie: without the key it cannot write there.
-            state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
-            self.holders.remove(&rmb.id);
-            self.events.push_back(Event::Withdrawn { rmb: rmb.id });
-            if let Some(conn) = self.users.get(&rmb.id).copied() {
+        let (Some(rmb), Some(state)) = (leaves, self.group_mut(group)) else { return };
+        // The peer may have said nothing, or may lie: without the key it cannot write there.
+        state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
+        self.holders.remove(&rmb.id);
+        self.events.push_back(Event::Withdrawn { rmb: rmb.id });
+        if let Some(conn) = self.users.get(&rmb.id).copied() {
+            self.rmb_is_back(conn, nic, now);
+        }
+        self.release_held(nic, now);
+    }
+
+    fn rmb_is_back(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
+        match self.take_stage(conn) {
+            Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),
+            // It waits for the RMB (`Engine::hold`).
+            Some(other) => self.wait_on(conn, other),
+            None => {
                 if let Some(known) = self.conns.get_mut(conn) {
                     known.data.rmb_is_back();
                 }
                 self.end_if_over(conn, now);
             }
-            return self.release_held(nic, now);
-        }
-        let Some(conn) = self.take_announcing(group, rmb) else { return };
-        match self.take_stage(conn) {
-            Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),
-            Some(other) => self.wait_on(conn, other),
-            None => {}
         }
     }
 }
