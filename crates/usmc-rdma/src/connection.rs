@@ -265,6 +265,20 @@ impl<B: Buffers> Data<B> {
         self.peer_is_done
     }
 
+    /// Both ends have written all, and the application has closed: nothing is left but that the peer does.
+    pub(crate) fn waits_for_close(&self) -> bool {
+        let state = self.proto.closing.state();
+        self.application == Application::Closed
+            && matches!(state, State::PeerCloseWait2 | State::PeerFinCloseWait)
+    }
+
+    /// The peer's close is not waited for any more: it writes nothing, and was told all.
+    pub(crate) fn needs_no_close(&mut self, events: &mut VecDeque<Event>) {
+        self.peer_is_done = true;
+        self.proto.closing.on_received(StateFlags { closed: true, ..StateFlags::default() });
+        self.tell_ending(events);
+    }
+
     /// Whether the peer has said that it writes no more, or is done.
     pub(crate) fn has_peer_ended(&self) -> bool {
         self.peer_is_done || self.proto.closing.peer_has_written_all()

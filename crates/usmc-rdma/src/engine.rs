@@ -32,7 +32,7 @@ use crate::timers::Timers;
 /// Link groups of a host at most.
 pub const GROUPS: usize = 1024;
 
-/// How long a peer may take to answer an abort, and then to forget the RMB: longer than one that does not answer at all keeps its links.
+/// How long a peer may take to answer an abort, to forget the RMB then, or to close behind all that both ends have written: longer than one that does not answer at all keeps its links.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long the message of a peer's end may come behind the end of its TCP: longer than a lost link takes it up, with all retries of a RoCE device.
@@ -101,11 +101,12 @@ pub(crate) struct Conn<B> {
 ///
 /// ```text
 /// Nothing ──given up──▶ Answer ──it is late──▶ Withdrawal ──it is late──▶ the group ends
-///    └──────its TCP ends─┴───────▶ End ──it is late──▶ Nothing
+///  │ └──────its TCP ends─┴───────▶ End ──it is late──▶ Nothing
+///  └──both ends have written all, and this one has closed──▶ Close ──it is late──▶ (over)
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Awaits {
-    /// Nothing; or an abort's answer, for which time begins with the deadline.
+    /// Nothing; or an abort's answer or a close, for which time begins with the deadline.
     Nothing,
     /// The answer to an abort.
     Answer,
@@ -113,6 +114,8 @@ pub(crate) enum Awaits {
     Withdrawal,
     /// The message of its end.
     End,
+    /// That it closes. Linux keeps an orphan of TCP's in FIN_WAIT_2 as long (`tcp_fin_timeout`).
+    Close,
 }
 
 /// All link groups and connections of a host.
@@ -479,11 +482,18 @@ impl<B: Buffers> Engine<B> {
             self.pump(conn, nic);
             return self.end_if_over(conn, now);
         }
+        if known.data.waits_for_close() {
+            if awaited != Awaits::Close {
+                return self.await_until(conn, Awaits::Close, now + ANSWER_TIMEOUT);
+            }
+            known.data.needs_no_close(&mut self.events);
+            return self.end_if_over(conn, now);
+        }
         if !known.data.waits_for_answer() {
             return;
         }
         match awaited {
-            Awaits::Nothing | Awaits::End => {
+            Awaits::Nothing | Awaits::End | Awaits::Close => {
                 self.await_until(conn, Awaits::Answer, now + ANSWER_TIMEOUT);
             }
             Awaits::Answer if known.data.waits_no_more() => self.end_if_over(conn, now),
@@ -591,7 +601,8 @@ impl<B: Buffers> Engine<B> {
         if link.is_broken {
             timers.is_broken(link.qp);
         }
-        if conn.data.waits_for_answer() && conn.deadline.is_none() {
+        let waits = conn.data.waits_for_answer() || conn.data.waits_for_close();
+        if waits && conn.deadline.is_none() {
             // Not known here is what time it is: this one is in the past.
             self.set_deadline(id, Some(Time::ZERO));
         }

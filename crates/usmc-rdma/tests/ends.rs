@@ -67,6 +67,69 @@ fn a_server_without_a_confirm_takes_its_rmb_back_before_it_ends() {
     assert!(is_reset(&sides[0], conns[0]));
 }
 
+/// A withdrawal goes on whose connection has ended meanwhile: nobody has the RMB before its end.
+#[test]
+fn an_rmb_that_is_being_withdrawn_serves_nobody() {
+    let mut sides = [side(1, 1), side(2, 1)];
+    connect(&mut sides, 0);
+    let (conns, _) = begin(&mut sides, 1);
+    clc(&mut sides, 0, conns);
+    clc(&mut sides, 1, conns);
+    let Side { engine, nic, .. } = &mut sides[1];
+    engine.handle_timeout(nic, NOW + CLC_TIMEOUT);
+    assert_eq!(nic.posted.len(), 1, "the peer is asked to forget it");
+    engine.handle_clc(conns[1], Ok(decline()), nic, NOW + CLC_TIMEOUT);
+    let Side { engine, nic, .. } = &mut sides[0];
+    engine.close(conns[0], true, nic, NOW);
+    // Another client's RMB, and the server's of before.
+    let (client, _) = wish(2);
+    let (server, _) = wish(1);
+    let [one, other] = &mut sides;
+    let next = [
+        one.engine.connect(client, &mut one.nic, NOW).expect("room"),
+        other.engine.accept(server, &mut other.nic, NOW).expect("room"),
+    ];
+    while sides[0].engine.poll_clc().is_some_and(|(conn, message)| {
+        let Side { engine, nic, .. } = &mut sides[1];
+        engine.handle_clc(next[usize::from(conn == next[0])], Ok(message), nic, NOW);
+        conn != next[0]
+    }) {}
+    assert!(sides[1].engine.poll_clc().is_none_or(|(conn, _)| conn != next[1]), "it has to wait");
+    settle(&mut sides);
+    assert!(has(&sides[1], |event| *event == Event::Withdrawn { rmb: RmbId(1) }));
+    assert_eq!(sides[1].nic.forgotten, [(QpId(1), RmbId(1))]);
+    assert!(sides[1].engine.poll_clc().is_some_and(|(conn, _)| conn == next[1]));
+}
+
+/// Both ends have written all, and the peer's application keeps its socket: the connection's memory is not kept for that.
+#[test]
+fn a_close_that_does_not_come_is_not_waited_for_for_ever() {
+    for shuts_first in [true, false] {
+        let mut sides = [side(1, 1), side(2, 1)];
+        let (stays, _) = connect(&mut sides, 0);
+        let (conns, _) = connect(&mut sides, 1);
+        for shuts in [shuts_first, !shuts_first] {
+            let Side { engine, nic, .. } = &mut sides[usize::from(!shuts)];
+            match shuts {
+                true => engine.shut(conns[0], nic),
+                false => engine.close(conns[1], false, nic, NOW),
+            }
+            settle(&mut sides);
+        }
+        let is_over = |side: &Side| has(side, |event| *event == Event::Over { conn: conns[1] });
+        for seconds in [0, 59, 61] {
+            let now = NOW + Duration::from_secs(seconds);
+            let Side { engine, nic, .. } = &mut sides[1];
+            engine.handle_timeout(nic, now);
+            settle_at(now, &mut sides);
+            assert_eq!(is_over(&sides[1]), seconds == 61, "after {seconds} s");
+        }
+        assert!(!is_reset(&sides[0], conns[0]), "its application reads what there is");
+        close(&mut sides, [conns[0], stays[1]]);
+        assert!(has(&sides[0], |event| *event == Event::Over { conn: conns[0] }));
+    }
+}
+
 /// A client that is slow, and declines: the application goes on over TCP, as its peer does. What is no message gives no RMB back.
 #[test]
 fn a_client_that_declines_too_late_stays_tcp() {
