@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::config::profiles::Profile;
@@ -36,7 +36,8 @@ const SERVICE: &str = "com.docker.compose.service";
 /// The files that it was started with.
 const FILES: &str = "com.docker.compose.project.config_files";
 
-/// Writes the override for these services, or for all of the project. `profile`: what is said where a service says nothing.
+/// Writes the override for these services beside those that have it, or for all of the project. `profile`: what is said where a service says
+/// nothing.
 ///
 /// # Errors
 /// The project cannot be read, or no service of it fits; says what to do.
@@ -48,9 +49,13 @@ pub fn enable(
 ) -> Result<()> {
     let project = Project::find(at)?;
     let library = library::find()?.path;
+    let path = project.dir().join(FILE);
+    own(&path)?;
     let mut chosen = Vec::new();
-    for service in project.chosen(services)? {
-        let fit = image::fit(service.image.as_deref());
+    for mut service in project.chosen(&with_enabled(&path, &project, services)?)? {
+        let (fit, preload) = image::look(service.image.as_deref());
+        // An image's is as it is, and a service's as compose writes it.
+        service.preload = service.preload.or(preload.map(|list| escaped(&list)));
         println!("{}: {fit}", service.name);
         if matches!(fit, Fit::Unserved(_)) {
             continue;
@@ -64,11 +69,27 @@ pub fn enable(
         chosen.push(service);
     }
     ensure!(!chosen.is_empty(), "no service of {} can be served", project.files[0].display());
-    let path = project.dir().join(FILE);
-    own(&path)?;
     Steps { is_dry }.write(&path, &text(&chosen, &library, profile))?;
     println!("it takes effect with: {}", up(&project, &path));
     Ok(())
+}
+
+/// These services behind those that the override has; all where none is named.
+fn with_enabled(path: &Path, project: &Project, services: &[String]) -> Result<Vec<String>> {
+    if services.is_empty() || !path.exists() {
+        return Ok(services.to_vec());
+    }
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let mut names = Vec::new();
+    for enabled in project::services(&text).with_context(|| path.display().to_string())? {
+        match project.has(&enabled.name) {
+            true => names.push(enabled.name),
+            false => println!("{}: the project has it no more", enabled.name),
+        }
+    }
+    let others: Vec<String> =
+        services.iter().filter(|name| !names.contains(name)).cloned().collect();
+    Ok([names, others].concat())
 }
 
 /// Removes it.
@@ -99,10 +120,9 @@ fn own(path: &Path) -> Result<()> {
 }
 
 /// The override. Strings are JSON's, which are YAML's.
-fn text(services: &[&Service], library: &Path, profile: Option<&Profile>) -> String {
+fn text(services: &[Service], library: &Path, profile: Option<&Profile>) -> String {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    // To compose, `$` begins a variable.
-    let literal = |text: &str| quoted(&text.replace('$', "$$"));
+    let literal = |text: &str| quoted(&escaped(text));
     let variables = profile.map(Profile::variables).unwrap_or_default();
     let mut text = format!("{MARK}\nservices:\n");
     for service in services {
@@ -119,7 +139,7 @@ fn text(services: &[&Service], library: &Path, profile: Option<&Profile>) -> Str
              - {{type: bind, source: {}, target: {}, read_only: true}}\n    \
              - {{type: volume, source: usmc-ism, target: {}}}",
             quoted(&service.name),
-            literal(&preload.to_string_lossy()),
+            quoted(&preload.to_string_lossy()),
             quoted(ISM_DIR),
             unsaid.collect::<String>(),
             literal(&library.to_string_lossy()),
@@ -132,6 +152,11 @@ fn text(services: &[&Service], library: &Path, profile: Option<&Profile>) -> Str
         "volumes:\n  usmc-ism:\n    driver_opts: {{type: tmpfs, device: tmpfs, o: \"mode=3770,gid={GROUP},size=64m\"}}"
     );
     text
+}
+
+/// To compose, `$` begins a variable.
+fn escaped(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 fn up(project: &Project, path: &Path) -> String {
@@ -158,6 +183,22 @@ pub fn shell(word: &str) -> String {
 /// Words for a shell.
 pub fn shell_words(words: &[impl AsRef<str>]) -> String {
     words.iter().map(|word| shell(word.as_ref())).collect::<Vec<_>>().join(" ")
+}
+
+/// What to call a project by whose containers were started with these files, and those files that this leaves out: its directory, where they
+/// are what compose looks for there.
+pub fn place(files: &[String]) -> (String, Vec<String>) {
+    let files: Vec<&String> = files.iter().filter(|file| !file.ends_with(FILE)).collect();
+    let Some((first, others)) = files.split_first() else { return (".".to_owned(), Vec::new()) };
+    let dir = Path::new(first).parent().filter(|_| !others.is_empty());
+    let is_all = |dir: &Path| {
+        let found = project::files(dir).unwrap_or_default();
+        found.iter().map(PathBuf::as_path).eq(files.iter().map(Path::new))
+    };
+    match dir.filter(|dir| is_all(dir)) {
+        Some(dir) => (dir.to_string_lossy().into_owned(), Vec::new()),
+        None => ((*first).clone(), others.iter().map(|file| (*file).clone()).collect()),
+    }
 }
 
 /// A container of a project, as the daemon knows it.
@@ -242,23 +283,57 @@ mod tests {
         let plain = Service { name: "api".to_owned(), ..Service::default() };
         let preloading = Service {
             name: "cache \"x\"".to_owned(),
-            preload: Some("/lib/libjemalloc.so.2".to_owned()),
+            preload: Some("/lib/$$LIB/libjemalloc.so.2".to_owned()),
             ..Service::default()
         };
         let library = Path::new("/usr/lib/us$mc/libusmc_preload.so");
-        let text = text(&[&plain, &preloading], library, None);
+        let text = text(&[plain, preloading], library, None);
         let read = project::services(&text).expect("YAML");
         assert_eq!(read.len(), 2);
         assert_eq!(read[0].preload.as_deref(), Some("/usmc/libusmc_preload.so"));
         assert_eq!(read[1].name, "cache \"x\"");
         assert_eq!(
             read[1].preload.as_deref(),
-            Some("/usmc/libusmc_preload.so:/lib/libjemalloc.so.2")
+            Some("/usmc/libusmc_preload.so:/lib/$$LIB/libjemalloc.so.2")
         );
         assert!(text.contains("source: \"/usr/lib/us$$mc/libusmc_preload.so\""), "{text}");
         // Written for it, it is the same again.
-        let again = super::text(&[&read[0], &read[1]], library, None);
+        let again = super::text(&read, library, None);
         assert_eq!(again, text);
+    }
+
+    #[test]
+    fn services_that_are_enabled_stay_so() {
+        let dir = std::env::temp_dir().join(format!("usmc-compose-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let services = "services: {api: {image: a}, db: {image: b}, cache: {image: c}}";
+        fs::write(dir.join("compose.yaml"), services).unwrap();
+        let project = Project::find(&dir).unwrap();
+        let path = dir.join(FILE);
+        let named = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            with_enabled(&path, &project, &names).unwrap()
+        };
+        assert_eq!(named(&["api", "db"]), ["api", "db"], "there is no override");
+        let before = project.chosen(&["db".to_owned(), "api".to_owned()]).unwrap();
+        let gone = Service { name: "gone".to_owned(), ..Service::default() };
+        fs::write(&path, text(&[before, vec![gone]].concat(), Path::new("/l"), None)).unwrap();
+        assert_eq!(named(&["cache", "api"]), ["db", "api", "cache"]);
+        assert!(named(&[]).is_empty(), "all of them");
+        let [file, more] = ["compose.yaml", "compose.override.yaml"].map(|name| {
+            let path = dir.join(name);
+            fs::write(&path, services).unwrap();
+            path.to_string_lossy().into_owned()
+        });
+        let ours = path.to_string_lossy().into_owned();
+        let at = dir.to_string_lossy().into_owned();
+        assert_eq!(place(&[file.clone(), more.clone(), ours]), (at, vec![]));
+        assert_eq!(
+            place(&[file.clone(), "/b.yaml".to_owned()]),
+            (file.clone(), vec!["/b.yaml".to_owned()])
+        );
+        assert_eq!(place(std::slice::from_ref(&file)), (file, vec![]));
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
@@ -267,7 +342,9 @@ mod tests {
         let profile = profiles::tests::made("mine", &keys);
         let plain = Service { name: "api".to_owned(), ..Service::default() };
         let own = Service { variables: vec!["USMC_RING_SIZE".to_owned()], ..plain.clone() };
-        let text = |service: &Service| super::text(&[service], Path::new("/l"), Some(&profile));
+        let text = |service: &Service| {
+            super::text(std::slice::from_ref(service), Path::new("/l"), Some(&profile))
+        };
         let said = |service: &Service| {
             let read = project::services(&text(service)).expect("YAML");
             read.into_iter().flat_map(|service| service.variables).collect::<Vec<_>>()

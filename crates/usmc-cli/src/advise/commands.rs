@@ -71,13 +71,23 @@ fn of_containers(ends: &[&Program; 2], containers: &HashMap<String, Container>) 
             None => projects.push((&container.files, BTreeSet::from([&*container.service]))),
         }
     }
-    let mut commands: Vec<String> = projects
-        .into_iter()
-        .map(|(files, services)| {
-            let words: Vec<&str> = services.into_iter().collect();
-            format!("usmc enable --compose {} {}", compose::shell(&files[0]), shell_words(&words))
-        })
-        .collect();
+    let mut commands = Vec::new();
+    for (files, services) in projects {
+        let words: Vec<&str> = services.into_iter().collect();
+        let (place, others) = compose::place(files);
+        commands.push(format!(
+            "usmc enable --compose {} {}",
+            compose::shell(&place),
+            shell_words(&words)
+        ));
+        if !others.is_empty() {
+            let others = others.iter().map(|file| format!("-f {}", compose::shell(file)));
+            let others = others.collect::<Vec<_>>().join(" ");
+            commands.push(format!(
+                "# the project has more files: have {others} in the command that it prints, too"
+            ));
+        }
+    }
     if others > 0 {
         commands.push("# a container that is no compose project's: give it the library and the ISM directory, see docs/containers.md".to_owned());
     }

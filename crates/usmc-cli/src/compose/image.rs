@@ -22,23 +22,37 @@ struct Config {
     env: Option<Vec<String>>,
 }
 
-/// Looks at an image that is on this machine; none is fetched.
-pub fn fit(image: Option<&str>) -> Fit {
+impl Config {
+    /// A variable that its programs have.
+    fn variable(&self, name: &str) -> Option<&str> {
+        let value = |line: &'_ String| line.strip_prefix(name)?.strip_prefix('=').map(str::len);
+        let line = self.env.iter().flatten().rev().find(|line| value(line).is_some())?;
+        line.get(name.len() + 1..)
+    }
+}
+
+/// Looks at an image that is on this machine; none is fetched. With what it preloads.
+pub fn look(image: Option<&str>) -> (Fit, Option<String>) {
     let Some(image) = image else {
-        return Fit::Unknown("it is built; build it, and name it by `image:`");
+        return (Fit::Unknown("it is built; build it, and name it by `image:`"), None);
     };
     if Command::new("docker").arg("version").output().is_err() {
-        return Fit::Unknown("there is no docker here");
+        return (Fit::Unknown("there is no docker here"), None);
     }
     let Some(text) = docker(&["image", "inspect", "--format", "{{json .Config}}", "--", image])
     else {
-        return Fit::Unknown("it is not on this machine, or no daemon answers; pull it first");
+        let why = "it is not on this machine, or no daemon answers; pull it first";
+        return (Fit::Unknown(why), None);
     };
     let config: Config = serde_json::from_str(&text).unwrap_or_default();
+    (fit(image, &config), config.variable("LD_PRELOAD").map(str::to_owned))
+}
+
+fn fit(image: &str, config: &Config) -> Fit {
     let Some(id) = docker(&["create", "--entrypoint", "/usmc-looks-at-it", "--", image]) else {
         return Fit::Unknown("docker made no container of it");
     };
-    let looked = Looked::new(id.trim()).map(|container| container.fit(&config));
+    let looked = Looked::new(id.trim()).map(|container| container.fit(config));
     looked.unwrap_or(Fit::Unknown("there is no room for a copy of its entry point"))
 }
 
@@ -60,7 +74,7 @@ impl<'a> Looked<'a> {
 
     /// What the entry point is, and where that is a script, what it is given to start.
     fn fit(&self, config: &Config) -> Fit {
-        let path = config.env.iter().flatten().find_map(|line| line.strip_prefix("PATH="));
+        let path = config.variable("PATH");
         let path = path.unwrap_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         let command = config.cmd.as_ref().and_then(|words| words.first());
         let entry = config.entrypoint.as_ref().and_then(|words| words.first());

@@ -67,7 +67,7 @@ pub struct Service {
     pub image: Option<String>,
     /// The user that it starts as, unless the image says.
     pub user: Option<String>,
-    /// What it preloads itself.
+    /// What it preloads itself, as compose writes it: `$$` stands for `$`.
     pub preload: Option<String>,
     /// Variables of ours that it sets itself.
     pub variables: Vec<String>,
@@ -101,17 +101,22 @@ impl Project {
         self.files[0].parent().unwrap_or(Path::new("/"))
     }
 
+    /// Whether it has a service of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.services.iter().any(|service| service.name == name)
+    }
+
     /// The services of these names; all where none is named.
     ///
     /// # Errors
     /// It has none of that name.
-    pub fn chosen(&self, names: &[String]) -> Result<Vec<&Service>> {
+    pub fn chosen(&self, names: &[String]) -> Result<Vec<Service>> {
         if names.is_empty() {
-            return Ok(self.services.iter().collect());
+            return Ok(self.services.clone());
         }
         let of_name = |name: &String| {
             let found = self.services.iter().find(|service| service.name == *name);
-            found.with_context(|| {
+            found.cloned().with_context(|| {
                 let all: Vec<&str> = self.services.iter().map(|service| &*service.name).collect();
                 format!(
                     "{} has no service {name:?}, but {}",
@@ -124,7 +129,11 @@ impl Project {
     }
 }
 
-fn files(at: &Path) -> Result<Vec<PathBuf>> {
+/// The files of a project, by one of them or by its directory.
+///
+/// # Errors
+/// There is none.
+pub fn files(at: &Path) -> Result<Vec<PathBuf>> {
     let at = std::path::absolute(at)?;
     if !at.is_dir() {
         ensure!(
