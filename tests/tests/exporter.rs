@@ -22,7 +22,11 @@ struct Exporter {
 
 impl Exporter {
     fn start(fixture: &Fixture, args: &[&str]) -> Exporter {
-        let mut command = fixture.plain(build::usmc());
+        Exporter::start_by(fixture, fixture.plain(build::usmc()), args)
+    }
+
+    /// By a command that runs `usmc` with the words that follow.
+    fn start_by(fixture: &Fixture, mut command: Command, args: &[&str]) -> Exporter {
         command.args(["exporter", "--listen", "127.0.0.1:0"]).args(args);
         let mut process = fixture.spawn(command);
         let address = process.line_after("listening at");
@@ -225,6 +229,43 @@ fn sums_outlive_the_exporter() {
     }
     exporter.end();
     end(fixture, server);
+}
+
+/// More processes than there are descriptors for: some are not counted, which is said, and none is counted twice.
+#[test]
+fn processes_without_a_descriptor_left_have_not_ended() {
+    // As many as an earlier exporter held, which then had none left for its next look at them.
+    const PROCESSES: u64 = 136;
+    const CODE: &str = "import os, socket, sys
+listener = socket.create_server(('127.0.0.1', 0), backlog=1000)
+begun, begins = os.pipe()
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        client = socket.create_connection(listener.getsockname()); os.write(begins, b'x')
+        sys.stdin.read(); os._exit(0)
+for _ in range(int(sys.argv[1])): os.read(begun, 1)
+print('ready', flush=True); sys.stdin.read()
+for _ in range(int(sys.argv[1])): os.wait()";
+    let fixture = Fixture::new("exporter limit");
+    let mut command = fixture.command("/usr/bin/python3");
+    command.args(["-c", CODE, &PROCESSES.to_string()]);
+    let mut program = fixture.spawn(command);
+    assert_eq!(program.line(), "ready");
+    let mut command = fixture.plain("sh");
+    command.args(["-c", "ulimit -n 400 && exec \"$@\"", "sh"]).arg(build::usmc());
+    let exporter = Exporter::start_by(&fixture, command, &["--interval", "1"]);
+    let mut metrics = exporter.metrics();
+    fixture.wait_until("some looks", || {
+        metrics = exporter.metrics();
+        metrics.sum("usmc_exporter_looks_total", &[]) > 10
+    });
+    let dir = fixture.ism_dir().display().to_string();
+    assert_eq!(metrics.sum(ENDED, &[("ism_dir", &dir)]), 0);
+    assert!(metrics.sum("usmc_exporter_untracked_processes", &[]) >= PROCESSES / 4);
+    exporter.end();
+    program.close_stdin();
+    program.succeed();
+    fixture.finish();
 }
 
 /// By promtool, and by the parser of Prometheus' own Python library, which is the reference for OpenMetrics.

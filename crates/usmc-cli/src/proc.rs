@@ -169,7 +169,7 @@ fn inspect(pid: u32) -> Result<Option<Process>, Errno> {
 /// The process, whether it has a record file or not; without one its name and namespace are not looked up.
 ///
 /// # Errors
-/// As /proc/PID/fd says.
+/// As /proc/PID/fd says; EMFILE and ENFILE where no descriptor is left for a record file.
 pub fn facts(pid: u32) -> Result<Process, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(format!("/proc/{pid}/fd"), flags, Mode::empty())?;
@@ -193,7 +193,7 @@ pub fn facts(pid: u32) -> Result<Process, Errno> {
             && files.len() < MAX_FILES
             && is_writer(&dir, entry.file_name())
         {
-            files.extend(open(&dir, entry.file_name()));
+            files.extend(open(&dir, entry.file_name())?);
         } else if is_memfd(&target, usmc::memfd::MEMFD_NAME)
             && segments.len() < MAX_SEGMENTS
             && let Ok(facts) = statat(&dir, entry.file_name(), AtFlags::empty())
@@ -250,10 +250,19 @@ fn is_writer(dir: &OwnedFd, name: &CStr) -> bool {
 }
 
 /// Opens the file anew, for reading; whatever is not a regular file only had the name.
-fn open(dir: &OwnedFd, name: &CStr) -> Option<File> {
+///
+/// # Errors
+/// No descriptor is left: the process has it all the same.
+fn open(dir: &OwnedFd, name: &CStr) -> Result<Option<File>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = File::from(openat(dir.as_fd(), name, flags, Mode::empty()).ok()?);
-    file.metadata().is_ok_and(|m| m.is_file()).then_some(file)
+    match openat(dir.as_fd(), name, flags, Mode::empty()) {
+        Ok(file) => {
+            let file = File::from(file);
+            Ok(file.metadata().is_ok_and(|m| m.is_file()).then_some(file))
+        }
+        Err(error @ (Errno::MFILE | Errno::NFILE)) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// The name of its program, harmless to print.

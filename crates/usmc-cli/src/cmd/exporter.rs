@@ -89,12 +89,12 @@ pub fn run(args: &Args) -> Result<c_int> {
     Ok(0)
 }
 
-/// How many processes can be held: each has its record file and a descriptor of its own.
+/// How many processes can be held: each has its record file and a descriptor of its own, and the file is opened once more by each look.
 fn files() -> usize {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    (limit.saturating_sub(OWN_FILES) / 2).min(MOST) as usize
+    (limit.saturating_sub(OWN_FILES) / 3).min(MOST) as usize
 }
 
 /// The socket, its name, and what removes that.

@@ -1,7 +1,7 @@
 //! When processes under uSMC begin: each opens the file of its ISM device first, which inotify(7) tells of, and has its record file a
 //! moment later.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -25,7 +25,8 @@ const BUFFER: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Notice {
     inotify: OwnedFd,
-    parents: Vec<i32>,
+    /// By their watches: how names of ISM directories begin there.
+    parents: Vec<(i32, Vec<Vec<u8>>)>,
     /// Watched directories, by their paths.
     dirs: BTreeSet<PathBuf>,
     configured: Vec<PathBuf>,
@@ -48,11 +49,17 @@ impl Notice {
     pub fn new(configured: Vec<PathBuf>) -> Result<Notice, Errno> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let mut notice = Notice { inotify, parents: Vec::new(), dirs: BTreeSet::new(), configured };
-        let own = notice.configured.iter().filter_map(|dir| dir.parent()).map(Path::to_owned);
-        let parents: BTreeSet<PathBuf> = PARENTS.iter().map(|(p, _)| p.into()).chain(own).collect();
+        let own =
+            notice.configured.iter().filter_map(|dir| Some((dir.parent()?, dir.file_name()?)));
+        let usual = PARENTS.iter().map(|(parent, start)| (Path::new(*parent), OsStr::new(*start)));
+        let mut parents: BTreeMap<&Path, Vec<Vec<u8>>> = BTreeMap::new();
+        for (parent, start) in usual.chain(own) {
+            parents.entry(parent).or_default().push(start.as_bytes().to_vec());
+        }
         let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        for parent in parents {
-            notice.parents.extend(inotify::add_watch(&notice.inotify, parent, flags).ok());
+        for (parent, starts) in parents {
+            let watch = inotify::add_watch(&notice.inotify, parent, flags);
+            notice.parents.extend(watch.ok().map(|watch| (watch, starts)));
         }
         notice.find();
         Ok(notice)
@@ -89,8 +96,10 @@ impl Notice {
         let mut reader = inotify::Reader::new(&self.inotify, &mut space);
         while let Ok(event) = reader.next() {
             let name = event.file_name().map(|name| name.to_bytes()).unwrap_or_default();
-            if self.parents.contains(&event.wd()) {
-                told.dirs = true;
+            if let Some((_, starts)) = self.parents.iter().find(|(wd, _)| *wd == event.wd()) {
+                // Programs make files there without end, which are none of ours.
+                let is_one = |start: &Vec<u8>| name.starts_with(start);
+                told.dirs |= event.events().contains(ReadFlags::ISDIR) && starts.iter().any(is_one);
             } else if event.events().contains(ReadFlags::IGNORED) {
                 // It is gone; one of its name may come.
                 told.dirs = true;

@@ -202,8 +202,7 @@ impl Tracker {
     pub fn admit(&mut self, process: &mut Process) -> Vec<Identity> {
         let files = std::mem::take(&mut process.files);
         let admitted = files.into_iter().filter_map(|file| {
-            let facts = file.metadata().ok()?;
-            let identity = (facts.dev(), facts.ino());
+            let identity = identity_of(&file)?;
             if self.folded.contains(&identity) {
                 return None;
             }
@@ -264,21 +263,25 @@ impl Tracker {
         let scan = proc::scan()?;
         self.hidden = scan.hidden;
         self.untracked = 0;
-        let mut found = BTreeSet::new();
+        let (mut found, mut present) = (BTreeSet::new(), BTreeSet::new());
         let mut all = Vec::new();
         for mut process in scan.processes {
+            present.extend(process.files.iter().filter_map(identity_of));
             let identities = self.admit(&mut process);
             found.extend(identities.iter().copied());
             all.push((process, identities));
         }
-        self.folded.retain(|identity| all.iter().any(|(_, ids)| ids.contains(identity)));
+        self.folded.retain(|identity| present.contains(identity));
         self.fold_missing(&found);
         // What has not been met by now has ended while nobody looked.
         for live in std::mem::take(&mut self.restored) {
             let mut sum = live.counts;
             sum.raise_to(&live.extra);
             self.ledger.fold(live.owner, &sum);
-            self.folded.insert(live.file);
+            // One of an earlier boot's has no number: its file's may be another one's by now.
+            if live.pid != 0 {
+                self.folded.insert(live.file);
+            }
         }
         let mut seen: Vec<Seen> = Vec::new();
         for (process, identities) in all {
@@ -304,8 +307,8 @@ impl Tracker {
             .map(|(identity, tracked)| (*identity, tracked.pid))
             .collect();
         for (identity, pid) in missing {
-            // One that may not be looked at any more, because it has changed its user, still counts.
-            if !matches!(proc::facts(pid), Err(Errno::ACCESS | Errno::PERM)) {
+            // One that may not be looked at any more, because it has changed its user, still counts. So does one for which no descriptor is left.
+            if matches!(proc::facts(pid), Ok(_) | Err(Errno::NOENT | Errno::SRCH)) {
                 self.fold(identity);
             }
         }
@@ -338,6 +341,10 @@ fn connections(seen: &Seen) -> impl Iterator<Item = (u32, u64, Mode)> + '_ {
     let sockets = seen.readings.iter().flat_map(|reading| &reading.sockets);
     let sockets = sockets.filter(|s| is_connected(s.state));
     sockets.filter_map(|s| Some((seen.process.pid, *seen.process.sockets.get(&s.fd)?, s.mode)))
+}
+
+fn identity_of(file: &File) -> Option<Identity> {
+    file.metadata().ok().map(|facts| (facts.dev(), facts.ino()))
 }
 
 #[cfg(test)]
@@ -419,6 +426,39 @@ mod tests {
         assert_eq!(sent(&tracker), 9);
         assert!(tracker.folded.contains(&identity));
         end(other);
+    }
+
+    /// As this test does, which is none of the processes.
+    #[test]
+    fn a_file_that_somebody_keeps_counts_once() {
+        let (file, child) = (record_file(), child());
+        send(&file, 5);
+        let mut tracker = tracker(Vec::new(), Vec::new());
+        let [identity] = tracker.admit(&mut process(&child, &file))[..] else { panic!("one file") };
+        end(child);
+        tracker.fold_ended();
+        for _ in 0..3 {
+            tracker.look(HashMap::new).expect("/proc");
+            assert_eq!((sent(&tracker), tracker.folded.contains(&identity)), (5, true));
+        }
+        drop(file);
+        tracker.look(HashMap::new).expect("/proc");
+        assert!(!tracker.folded.contains(&identity));
+    }
+
+    #[test]
+    fn what_an_earlier_boot_knew_is_nobodys_file() {
+        let (file, child) = (record_file(), child());
+        send(&file, 5);
+        let mut first = tracker(Vec::new(), Vec::new());
+        first.admit(&mut process(&child, &file));
+        let (ended, mut live) = first.kept();
+        live.iter_mut().for_each(|live| live.pid = 0);
+        drop(first);
+        let mut second = tracker(ended, live);
+        second.look(HashMap::new).expect("/proc");
+        assert!(second.folded.is_empty());
+        end(child);
     }
 
     #[test]
