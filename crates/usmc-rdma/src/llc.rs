@@ -352,30 +352,39 @@ impl<B: Buffers> Engine<B> {
 
     /// An RMB is withdrawn. A connection may have it still, which has waited for that.
     fn withdrawn(&mut self, group: GroupIndex, rmb: usize, nic: &mut impl Nic, now: Time) {
-        let known = self.group_mut(group).and_then(|group| group.rmbs.get_mut(rmb));
-        let leaves = known.and_then(|known| known.take_if(|rmb| rmb.state == RmbState::Leaves));
-        let (Some(rmb), Some(state)) = (leaves, self.group_mut(group)) else { return };
+        let known = self.group_mut(group).and_then(|group| group.rmbs.get(rmb).copied().flatten());
+        let Some(known) = known.filter(|known| known.state == RmbState::Leaves) else { return };
+        let user = self.users.get(&known.id).copied();
+        let ending = user.and_then(|conn| match self.take_stage(conn)? {
+            Stage::Withdraws(ending) => Some((conn, ending)),
+            // It waits for the RMB (`Engine::hold`).
+            other => {
+                self.wait_on(conn, other);
+                None
+            }
+        });
+        let Some(state) = self.group_mut(group) else { return };
+        if let Some((conn, ending)) = ending {
+            // The client may have written by another link what has not come so far: its key stays.
+            if let Some(rmb) = state.rmb_mut(known.id) {
+                rmb.state = RmbState::InUse;
+            }
+            self.end(conn, ending, nic, now);
+            return self.release_held(nic, now);
+        }
+        if let Some(place) = state.rmbs.get_mut(rmb) {
+            *place = None;
+        }
         // The peer may have said nothing, or may lie: without the key it cannot write there.
-        state.links.iter().flatten().for_each(|link| nic.forget(link.qp, rmb.id));
-        self.holders.remove(&rmb.id);
-        self.events.push_back(Event::Withdrawn { rmb: rmb.id });
-        if let Some(conn) = self.users.get(&rmb.id).copied() {
-            self.rmb_is_back(conn, nic, now);
+        state.links.iter().flatten().for_each(|link| nic.forget(link.qp, known.id));
+        self.holders.remove(&known.id);
+        self.events.push_back(Event::Withdrawn { rmb: known.id });
+        if let Some(conn) = user {
+            if let Some(known) = self.conns.get_mut(conn) {
+                known.data.rmb_is_back();
+            }
+            self.end_if_over(conn, now);
         }
         self.release_held(nic, now);
-    }
-
-    fn rmb_is_back(&mut self, conn: ConnId, nic: &mut impl Nic, now: Time) {
-        match self.take_stage(conn) {
-            Some(Stage::Withdraws(ending)) => self.end(conn, ending, nic, now),
-            // It waits for the RMB (`Engine::hold`).
-            Some(other) => self.wait_on(conn, other),
-            None => {
-                if let Some(known) = self.conns.get_mut(conn) {
-                    known.data.rmb_is_back();
-                }
-                self.end_if_over(conn, now);
-            }
-        }
     }
 }
