@@ -140,12 +140,16 @@ mod tests {
             let incoming = Incoming::Messages(Reception::new());
             let (ends, unsent) = (None, Vec::new());
             let mut handshake = Handshake { tcp, ends, incoming, unsent, awaits_first: false };
+            // What was sent may be under way for a while.
+            let arrives = |handshake: &Handshake| handshake.tcp.peek(&mut [0]).expect("TCP");
             if is_spoilt {
                 peer.write_all(&[b'x'; 100]).expect("TCP");
+                arrives(&handshake);
                 assert!(matches!(handshake.receive(), Found::Message(error) if error.is_err()));
                 assert!(matches!(handshake.receive(), Found::Nothing));
             }
             peer.shutdown(Shutdown::Write).expect("TCP");
+            arrives(&handshake);
             let is_end = matches!(handshake.receive(), Found::Closed);
             assert_eq!((is_end, handshake.has_closed()), (!is_spoilt, !is_spoilt));
             assert!(matches!(handshake.receive(), Found::Nothing), "it is found once");
