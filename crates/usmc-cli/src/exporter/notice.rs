@@ -176,6 +176,10 @@ mod tests {
         let dir = parent.join("ism");
         fs::create_dir(&parent).expect("a directory");
         let mut notice = Notice::new(vec![dir.clone()]).expect("inotify");
+        fs::write(&dir, b"").expect("a file");
+        fs::remove_file(&dir).expect("it");
+        fs::create_dir(parent.join("another")).expect("a directory");
+        assert_eq!(notice.read(), Told::default(), "none of ours");
         fs::create_dir(&dir).expect("a directory");
         let told = notice.read();
         assert!(told.dirs && !told.begins);
