@@ -249,7 +249,8 @@ impl<B: Buffers> Engine<B> {
                 self.end(conn, choice.on_message(&message), nic, now);
             }
             Stage::Withdraws(ending) => match (message, ending) {
-                // The client was late, and goes on over TCP. So does the application: nothing was said to the client, and nothing of its taken.
+                // The client was late, and goes on over TCP. So does the application: the client has had no CLC message since the Accept, and
+                // no byte behind its Decline was taken.
                 (Message::Decline(decline), Ending::Failed(Fault::TimedOut)) => {
                     self.end(conn, Fallback::by_peer(&decline), nic, now);
                 }

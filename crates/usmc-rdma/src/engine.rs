@@ -32,10 +32,12 @@ use crate::timers::Timers;
 /// Link groups of a host at most.
 pub const GROUPS: usize = 1024;
 
-/// How long a peer may take to answer an abort, to forget the RMB then, or to close behind all that both ends have written: longer than one that does not answer at all keeps its links.
+/// How long a peer may take to answer an abort, to forget the RMB then, or to close behind all that both ends have written. A peer that
+/// answers nothing at all loses its links sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the message of a peer's end may come behind the end of its TCP: longer than a lost link takes it up, with all retries of a RoCE device.
+/// How long behind the end of its TCP the message of a peer's end may come. A RoCE device has repeated all that it repeats by then, and another link
+/// has taken over.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a host is.
