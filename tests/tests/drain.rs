@@ -13,10 +13,14 @@ use usmc_tests::{Fixture, Process, is_plain};
 const REGION: usize = 64 << 20;
 
 fn spawn(fixture: &Fixture, hosts: &Hosts, host: usize, program: &str, args: &[&str]) -> Process {
+    fixture.spawn(python(fixture, hosts, host, program, args))
+}
+
+fn python(fixture: &Fixture, hosts: &Hosts, host: usize, program: &str, args: &[&str]) -> Command {
     let mut command = fixture.command("/usr/bin/python3");
     hosts.dress(host, &mut command);
     command.arg(tests_dir().join("programs/python").join(program)).args(args);
-    fixture.spawn(command)
+    command
 }
 
 fn run(hosts: &Hosts, args: &[&str]) -> Output {
@@ -127,6 +131,37 @@ fn connections_that_sleep_are_woken_to_leave_a_region() {
         client.succeed();
     }
     fixture.finish();
+}
+
+/// The doorbell that would wake it comes while it still spins, and is taken away there.
+#[test]
+fn a_connection_that_is_about_to_sleep_leaves_a_region() {
+    if is_plain() {
+        return;
+    }
+    for style in ["blocking", "select", "poll", "epoll", "edge"] {
+        let fixture = Fixture::new("drain spinning");
+        let hosts = Hosts::new(&fixture, 2, REGION);
+        let port = fixture.port();
+        let number = port.to_string();
+        let mut server = spawn(&fixture, &hosts, 0, "idle.py", &["server", style, &number]);
+        assert_eq!(server.line(), "listening");
+        let mut client = python(&fixture, &hosts, 1, "idle.py", &["client", style, &number]);
+        client.env("USMC_BUSY_POLL_US", "1000000");
+        let mut client = fixture.spawn(client);
+        let both = (port, u16::try_from(client.number_after("port")).expect("a port"));
+        wait_for(&fixture, both, Socket::is_smcd);
+        client.say("sleep");
+        assert_eq!((client.line().as_str(), server.line().as_str()), ("asleep", "asleep"));
+        drain(&hosts, 1);
+        wait_for(&fixture, both, is_drained);
+        server.say("after");
+        assert_eq!(server.line(), "back");
+        server.close_stdin();
+        server.succeed();
+        client.succeed();
+        fixture.finish();
+    }
 }
 
 /// It is named, and leaves as soon as it waits for a socket.

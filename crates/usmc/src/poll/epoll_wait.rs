@@ -164,6 +164,10 @@ pub unsafe fn epoll_wait(
             if looks.stuck_ns.is_some() && leave_stuck(index) {
                 continue;
             }
+            // A doorbell that asked for this may have been taken away since the last look.
+            if drained::look() {
+                continue;
+            }
             let n = look_behind(0);
             if n > 0 {
                 drop(asleep);

@@ -240,6 +240,10 @@ fn poll_until(
         }
         let mut asleep = Asleep::nowhere(fds.len());
         let mut looks = asleep.enter(fds);
+        // A doorbell that asked for this may have been taken away since the last look.
+        if drained::look() {
+            continue;
+        }
         let listening = if looks.hearing == Hearing::Ear { Listening::begin() } else { None };
         if listening.is_none() {
             looks = looks.without_ear();
