@@ -202,6 +202,21 @@ fn signals_end_it_and_the_terminal_is_given_back() {
     fixture.finish();
 }
 
+/// By a slow line it may answer too late.
+#[test]
+fn a_terminal_that_does_not_answer_is_drawn_on() {
+    let fixture = Fixture::new("top on a mute terminal");
+    if is_plain() {
+        return;
+    }
+    let mut command = fixture.plain("/usr/bin/python3");
+    command.arg(build::tests_dir().join("programs/python/mute_terminal.py"));
+    command.args(["usmc top:", "SPIN/s"]).arg(build::usmc()).args(["top", "-d", "0.2"]);
+    command.env("TERM", "xterm");
+    assert_eq!(fixture.run(command), "status 0");
+    fixture.finish();
+}
+
 #[test]
 fn a_pipe_gets_tables() {
     let fixture = Fixture::new("top in a pipe");

@@ -32,6 +32,13 @@ impl Screened {
         let taken = ratatui::try_init().context("cannot draw on this terminal; use --batch")?;
         Ok(Screened(taken))
     }
+
+    /// All is drawn anew, in the size that the terminal has now. `Terminal::clear` would ask the terminal for its cursor, and a distant
+    /// one may not answer in time.
+    fn clear(&mut self) -> io::Result<()> {
+        let size = self.0.size()?;
+        self.0.resize(size.into())
+    }
 }
 
 impl Drop for Screened {
@@ -125,7 +132,7 @@ pub fn run(app: &mut App, theme: Theme, count: Option<u64>) -> Result<()> {
             return Ok(());
         }
         if woken.to_redraw {
-            screen.0.clear().context("cannot draw")?;
+            screen.clear().context("cannot draw")?;
         }
         if woken.by_key || woken.to_redraw {
             match keys(app)? {
