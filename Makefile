@@ -48,9 +48,10 @@ FUZZ_SECONDS ?= 60
 all: build
 
 build:
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked -p usmc-preload -p usmc-agent
+	@CARGO='$(CARGO)' sh crates/usmc-cli/build.sh
 	@CARGO='$(CARGO)' sh crates/usmc-preload/narrow.sh
-	@CARGO='$(CARGO)' sh crates/usmc-cli/static.sh
+	@CARGO='$(CARGO)' sh crates/usmc-cli/build.sh --static
 
 # What `make build` needs to build the library for 32-bit programs, too.
 deps32:
@@ -59,15 +60,15 @@ deps32:
 # The fuzz targets for a minute; unit, property and hostile-peer tests, the preloaded programs, whole processes, and two virtual machines
 # where there is QEMU.
 test: test-deps rdma-vm-deps build fuzz
-	@USMC_TESTS_VM=1 sh .ci/test $(CARGO) test --profile checked --locked --workspace --no-fail-fast
+	@USMC_TESTS_VM=1 sh .ci/test $(CARGO) test --profile tools --locked --workspace --no-fail-fast
 
 # For a change under way: unit tests, the layers, and some three hundred cases (one of seven ways in which ends can be), with a library
 # that is built without link-time optimization. Under a minute once all has been built; no root, nothing to install.
 quick:
-	$(CARGO) build --quiet --profile checked --locked -p usmc-cli -p usmc-preload
-	$(CARGO) test --quiet --profile checked --locked -p usmc -p usmc-shm -p smc-proto --lib -- --skip asked::model
-	$(CARGO) test --quiet --profile checked --locked -p usmc --test layers
-	USMC_BIN=$(TARGET)/checked/usmc $(CARGO) test --profile checked --locked -p usmc-tests --test sockets -- \
+	$(CARGO) build --quiet --profile tools --locked -p usmc-cli -p usmc-preload
+	$(CARGO) test --quiet --profile tools --locked -p usmc -p usmc-shm -p smc-proto --lib -- --skip asked::model
+	$(CARGO) test --quiet --profile tools --locked -p usmc --test layers
+	USMC_BIN=$(TARGET)/tools/usmc $(CARGO) test --profile tools --locked -p usmc-tests --test sockets -- \
 		::local_client_warm --skip musl --skip 32
 
 # The models of the rings, doorbells, the handshake and the span switch: weak memory by loom, schedules at
@@ -85,43 +86,43 @@ test-tsan:
 # Programs of two virtual machines that have a region in common, under QEMU without /dev/kvm: Debian's kernel, and this machine's root file
 # system. Two minutes or so; says so and succeeds where there is no QEMU.
 test-vm: vm-deps build
-	USMC_TESTS_VM=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture
+	USMC_TESTS_VM=1 $(CARGO) test --profile tools --locked -p usmc-tests --test vm -- --nocapture
 
 # Two virtual machines with soft-RoCE: SMC-R with the kernel's AF_SMC as a peer. Five minutes; `make test` has a part of it.
 test-vm-rdma: rdma-vm-deps build
-	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture
+	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 $(CARGO) test --profile tools --locked -p usmc-tests --test vm_rdma -- --nocapture
 
 # Debian's services under a real systemd and under docker compose, brought under uSMC and back. A part of `make test`; says so and
 # succeeds where systemd cannot be started in namespaces.
 test-systemd: test-deps build
-	$(CARGO) test --profile checked --locked -p usmc-tests --test systemd --test compose -- --nocapture
+	$(CARGO) test --profile tools --locked -p usmc-tests --test systemd --test compose -- --nocapture
 
 # Pods that `usmc nri` brings under uSMC: of a real containerd, and of a cluster of Kubernetes with one node. Both are built from the Go module
 # proxy, once, into target/kubernetes: half an hour on two processors; then a minute. Needs root.
 test-kubernetes: test-deps build
 	@sh .ci/packages python3-pip:- runc:runc
 	@sh tests/kubernetes.sh $(TARGET)/kubernetes cluster
-	USMC_TESTS_KUBERNETES=1 $(CARGO) test --profile checked --locked -p usmc-tests --test nri --test kubernetes -- --nocapture
+	USMC_TESTS_KUBERNETES=1 $(CARGO) test --profile tools --locked -p usmc-tests --test nri --test kubernetes -- --nocapture
 
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build
-	USMC_TESTS_RDMA=1 $(CARGO) test --profile checked --locked -p usmc-tests --test sockets -- cases-rdma
-	$(CARGO) test --profile checked --locked -p usmc-tests --test rdma --test rdma_keys --test bench_rdma
+	USMC_TESTS_RDMA=1 $(CARGO) test --profile tools --locked -p usmc-tests --test sockets -- cases-rdma
+	$(CARGO) test --profile tools --locked -p usmc-tests --test rdma --test rdma_keys --test bench_rdma
 
 # Three virtual machines and this host, of which any is killed, stands still, loses its power, its device or its server while programs
 # stream. ROUNDS_LONG: how often; half an hour or so.
 test-vm-long: vm-deps build
 	USMC_TESTS_VM=1 USMC_TESTS_VM_LONG=1 USMC_TESTS_VM_ROUNDS=$(ROUNDS_LONG) \
-		$(CARGO) test --profile checked --locked -p usmc-tests --test vm_long -- --nocapture
+		$(CARGO) test --profile tools --locked -p usmc-tests --test vm_long -- --nocapture
 
 # What two virtual machines gain, beside TCP in the same ones. They are emulated: read what it prints first.
 bench-vm: vm-deps build
-	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm -- --nocapture gain
+	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile tools --locked -p usmc-tests --test vm -- --nocapture gain
 
 # TCP, the kernel's SMC and uSMC in turn, between two virtual machines with soft-RoCE. They are emulated: only ratios mean anything.
 bench-vm-rdma: rdma-vm-deps build
 	@sh .ci/packages perftest:ib_send_lat
-	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile checked --locked -p usmc-tests --test vm_rdma -- --nocapture carries
+	USMC_TESTS_VM=1 USMC_TESTS_VM_SPEED=1 $(CARGO) test --profile tools --locked -p usmc-tests --test vm_rdma -- --nocapture carries
 
 # What a message costs agents that are awake, over a fabric that costs nothing: no device, and no machine but this one.
 bench-agent:
@@ -131,12 +132,12 @@ bench-agent:
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
 # printed as the shortest program that shows it. `make test` runs six hundred.
 torture: build
-	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test torture \
+	USMC_TORTURE=$(PROGRAMS) USMC_TORTURE_SEED=$(SEED) $(CARGO) test --profile tools --locked -p usmc-tests --test torture \
 		random -- --nocapture
 
 # Kills, stops, forks and execs at random among processes that move streams. `make test` has a storm of a thousand.
 storm: build
-	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --profile checked --locked -p usmc-tests --test storm -- --nocapture
+	USMC_STORM=$(EVENTS) USMC_STORM_SEED=$(SEED) $(CARGO) test --profile tools --locked -p usmc-tests --test storm -- --nocapture
 
 # Everything that reads a peer's bytes, under libFuzzer: what is kept, then what is new. See docs/fuzzing.md.
 fuzz: fuzz-deps
@@ -146,7 +147,7 @@ fuzz: fuzz-deps
 lint: fuzz-deps lint-deps
 	CARGO="$(CARGO)" fuzz/run -l
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --profile tools --locked --workspace --all-targets -- -D warnings
 	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
 		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
 	CARGO="$(CARGO)" sh .ci/deny $(TARGET)/tools

@@ -88,8 +88,8 @@ next_layout() {
     now=$(sed -n 's/^pub const VERSION: u32 = \([0-9]\);$/\1/p' $layout)
     sed -i "s/^pub const VERSION: u32 = $now;/pub const VERSION: u32 = $((now + 1));/; s/\"v$now\.\"/\"v$((now + 1)).\"/" "$copy/$layout"
     ! cmp -s $layout "$copy/$layout" || return 1
-    (cd "$copy" && CARGO_TARGET_DIR=$copy/target ${CARGO:-cargo} build --quiet --profile checked --locked -p usmc-preload)
-    next=$copy/target/checked/libusmc_preload.so
+    (cd "$copy" && CARGO_TARGET_DIR=$copy/target ${CARGO:-cargo} build --quiet --profile tools --locked -p usmc-preload)
+    next=$copy/target/tools/libusmc_preload.so
 }
 
 test_deb() {

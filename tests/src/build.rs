@@ -17,7 +17,7 @@ pub fn target() -> PathBuf {
     exe.ancestors().nth(3).expect("a test runs from <target>/<profile>/deps").to_owned()
 }
 
-/// The `usmc` command: `USMC_BIN`, or built here once by `cargo build --release`.
+/// The `usmc` command: `USMC_BIN`, or built here once with the library, as `make build` does.
 pub fn usmc() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -26,14 +26,14 @@ pub fn usmc() -> &'static Path {
         }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let target = target();
-        let built = Command::new(cargo)
-            .args(["build", "--release", "--quiet", "-p", "usmc-cli", "-p", "usmc-preload"])
-            .arg("--target-dir")
-            .arg(&target)
-            .current_dir(tests_dir())
-            .status()
-            .expect("running cargo");
-        assert!(built.success(), "cargo build --release failed");
+        let mut library = Command::new(cargo);
+        library.args(["build", "--release", "--quiet", "-p", "usmc-preload"]);
+        let mut command = Command::new("sh");
+        command.arg(tests_dir().join("../crates/usmc-cli/build.sh"));
+        for build in [&mut library, &mut command] {
+            let built = build.env("CARGO_TARGET_DIR", &target).current_dir(tests_dir()).status();
+            assert!(built.expect("running cargo").success(), "{build:?} failed");
+        }
         target.join("release/usmc")
     })
 }
