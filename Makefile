@@ -127,7 +127,7 @@ bench-vm-rdma: rdma-vm-deps build
 # What a message costs agents that are awake, over a fabric that costs nothing: no device, and no machine but this one.
 bench-agent:
 	$(CARGO) build --release --locked -p usmc-fake-verbs
-	$(CARGO) test --release --locked -p usmc-agent --test awake -- --ignored hop --nocapture
+	$(CARGO) test --release --locked -p usmc-agent --test awake -- --ignored hop --nocapture --test-threads=1
 
 # Random programs of socket operations, over TCP and under uSMC: what a program can observe is the same. A find is
 # printed as the shortest program that shows it. `make test` runs six hundred.

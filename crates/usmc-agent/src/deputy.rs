@@ -28,7 +28,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt}
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::ring::Ring;
-use usmc_shm::segment::Segment;
+use usmc_shm::segment::RingPair;
 use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
@@ -93,8 +93,7 @@ struct Seen {
 
 /// A connection's slot and socket.
 pub(crate) struct Deputy {
-    segment: Segment,
-    slot: u32,
+    pair: RingPair,
     /// `None` once it was reset.
     socket: Option<OwnedFd>,
     watch: Option<Watch>,
@@ -115,11 +114,10 @@ pub(crate) struct Deputy {
 
 impl Deputy {
     /// The slot is the caller's, and was prepared.
-    pub(crate) fn new(segment: Segment, slot: u32, socket: OwnedFd) -> Deputy {
+    pub(crate) fn new(pair: RingPair, socket: OwnedFd) -> Deputy {
         prepare(&socket);
         Deputy {
-            segment,
-            slot,
+            pair,
             socket: Some(socket),
             watch: None,
             seen: Seen::default(),
@@ -148,29 +146,27 @@ impl Deputy {
         self.socket.is_some() && self.said == EndState::Open
     }
 
-    pub(crate) fn slot(&self) -> Option<&Slot> {
-        self.segment.slot(self.slot).ok()
+    pub(crate) fn slot(&self) -> &Slot {
+        self.pair.slot()
     }
 
     /// The ring that the application reads, and the one that it writes.
-    fn rings(&self) -> Option<[Ring<'_>; 2]> {
-        let ring = |sender| self.segment.ring(self.slot, sender).ok();
-        Some([ring(CLIENT)?, ring(ACCEPTOR)?])
+    fn rings(&self) -> [Ring<'_>; 2] {
+        [self.pair.ring(CLIENT), self.pair.ring(ACCEPTOR)]
     }
 
     /// How the application's end is.
     pub(crate) fn end(&self) -> EndState {
-        let end = |slot: &Slot| slot.dir[ACCEPTOR].producer.flags(Acquire).end();
         match self.sends_by_kernel() {
             // By the kernel alone.
             true => self.told,
-            false => self.slot().map_or(EndState::Closed, end),
+            false => self.slot().dir[ACCEPTOR].producer.flags(Acquire).end(),
         }
     }
 
     /// Whether the application has written, read or ended since the last look.
     pub(crate) fn has_news(&mut self) -> bool {
-        let Some(slot) = self.slot() else { return false };
+        let slot = self.slot();
         let producer = &slot.dir[ACCEPTOR].producer;
         // Relaxed: the bytes are read, and the end is taken, behind an Acquire.
         let now = Seen {
@@ -186,31 +182,28 @@ impl Deputy {
 
     /// Whether the application has left bytes unread.
     pub(crate) fn is_unread(&self) -> bool {
-        self.rings().is_some_and(|[out, _]| out.has_data())
+        self.pair.ring(CLIENT).has_data()
     }
 
     /// Asks the application to ring for what it does next; what it reads counts where `waits_for_reader`. A look follows.
     pub(crate) fn arm(&mut self, waits_for_reader: bool) {
-        if let Some([out, into]) = self.rings() {
-            into.arm_rx(ARM_TCP);
-            if waits_for_reader {
-                out.arm_tx(ARM_TCP);
-            }
+        let [out, into] = self.rings();
+        into.arm_rx(ARM_TCP);
+        if waits_for_reader {
+            out.arm_tx(ARM_TCP);
         }
         self.heat = Heat::Armed;
     }
 
     /// It needs not to ring while it is looked at.
     pub(crate) fn disarm(&self) {
-        if let Some([_, into]) = self.rings() {
-            // This thread alone arms.
-            into.disarm_rx();
-        }
+        // This thread alone arms.
+        self.pair.ring(ACCEPTOR).disarm_rx();
     }
 
     /// Both ends have the slot from the start, and all that the agent sends goes by the ring.
     pub(crate) fn confirm(&self, usage: Use) {
-        let Some(slot) = self.slot() else { return };
+        let slot = self.slot();
         // A process that scribbles finds its slot in whatever state it has made of it.
         let is_attached = handshake::attach(&slot.control, usage, std::process::id(), 0);
         if is_attached == SlotState::Attached {
@@ -229,7 +222,7 @@ impl Deputy {
 
     /// Takes nothing out of the application's ring any more, and wakes its processes.
     pub(crate) fn leave(&self) {
-        let (Some(slot), Some([out, into])) = (self.slot(), self.rings()) else { return };
+        let (slot, [out, into]) = (self.slot(), self.rings());
         // Also of a direction that has ended: its process finds that there is nothing to be read.
         slot.dir[ACCEPTOR].producer.leave_for_receiver();
         let _ = RxSpan::new(slot, CLIENT).leave(&into, &out, false);
@@ -242,7 +235,7 @@ impl Deputy {
 
     /// Sends what the application has written and the agent has not read, as far as the kernel has room for it. Nobody writes any more.
     pub(crate) fn flush(&self, tcp: &TcpStream) -> Flushed {
-        let Some([_, into]) = self.rings() else { return Flushed::Never };
+        let into = self.pair.ring(ACCEPTOR);
         // A process that writes on all the same has no end.
         let mut left = RING;
         loop {
@@ -270,19 +263,20 @@ impl Deputy {
 
     /// How far the agent has read.
     pub(crate) fn read(&self) -> u64 {
-        self.rings().map_or(0, |[_, into]| into.read())
+        self.pair.ring(ACCEPTOR).read()
     }
 
     /// Wakes what sleeps for bytes.
     pub(crate) fn wake_reader(&self) {
-        if self.rings().is_some_and(|[out, _]| out.has_rx_sleepers()) {
+        if self.pair.ring(CLIENT).has_rx_sleepers() {
             self.ring(|[out, _]| out.take_rx_sleepers(false));
         }
     }
 
     /// Wakes what sleeps for room, where there is room worth waking for.
     pub(crate) fn wake_writer(&self) {
-        if self.rings().is_some_and(|[_, into]| into.has_tx_sleepers() && into.is_writable()) {
+        let into = self.pair.ring(ACCEPTOR);
+        if into.has_tx_sleepers() && into.is_writable() {
             self.ring(|[_, into]| into.take_tx_sleepers(false));
         }
     }
@@ -290,7 +284,7 @@ impl Deputy {
     /// Makes the kernel of a process that was killed answer, if it has ended its direction before: its FIN is here already. A byte that is
     /// not taken does it, be it an earlier one.
     pub(crate) fn provoke(&self) {
-        let Some(slot) = self.slot() else { return };
+        let slot = self.slot();
         let sent = slot.dir[CLIENT].producer.bells_sent.load(Relaxed);
         if sent == slot.end[ACCEPTOR].bells_drained.load(Relaxed) {
             self.ring(|[out, _]| out.take_rx_sleepers(false) | ARM_TCP);
@@ -298,21 +292,20 @@ impl Deputy {
     }
 
     fn ring(&self, take: impl FnOnce(&[Ring<'_>; 2]) -> u32) {
-        let (Some(slot), Some(rings)) = (self.slot(), self.rings()) else { return };
         // Behind a FIN none can follow. Before the answer the process does not sleep there.
         if !self.speaks || self.said != EndState::Open {
             return;
         }
         let Some(socket) = &self.socket else { return };
         let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
-        let _ = TxSpan::new(slot, CLIENT).ring(|| take(&rings), byte);
+        let _ = TxSpan::new(self.slot(), CLIENT).ring(|| take(&self.rings()), byte);
     }
 
     /// Reads what is on the socket. The look at the ring comes behind it: no doorbell is another thread's.
     ///
     /// `ends`: there may be an end behind what is found at first.
     pub(crate) fn listen(&mut self, ends: bool) -> Heard {
-        let Some(slot) = self.slot() else { return Heard::Error };
+        let slot = self.slot();
         let Some(socket) = &self.socket else { return Heard::Bells };
         let (mut heard, mut came) = (Heard::Bells, 0);
         let mut excess = Vec::new();
@@ -365,15 +358,13 @@ impl Deputy {
         if end <= self.said {
             return;
         }
-        if let Some(slot) = self.slot() {
-            let own = &slot.dir[CLIENT].producer;
-            let _ = match end {
-                EndState::Open => return,
-                EndState::Shut => own.shut(),
-                EndState::Closed => own.close(false),
-                EndState::Aborted => own.close(true),
-            };
-        }
+        let own = &self.slot().dir[CLIENT].producer;
+        let _ = match end {
+            EndState::Open => return,
+            EndState::Shut => own.shut(),
+            EndState::Closed => own.close(false),
+            EndState::Aborted => own.close(true),
+        };
         self.said = end;
         self.tell_kernel();
     }

@@ -99,7 +99,7 @@ impl Room {
         let slot = Some(self.free.trailing_zeros()).filter(|slot| *slot < SLOTS)?;
         let usage = self.segment.prepare(slot).ok()?;
         let buffers = SlotBuffers::new(self.segment, slot, CLIENT).ok()?;
-        let (_, size) = buffers.rmb().ok()?;
+        let (_, size) = buffers.rmb();
         self.free &= !(1 << slot);
         let memory = Memory { rmb: self.rmb(slot), size, arena: self.arena() };
         Some(Taken { slot, usage, buffers, memory })
@@ -161,7 +161,7 @@ impl Room {
         // SAFETY: the mapping of the segment, which stays until `close`, and is used by rings only.
         unsafe { adapters.add_arena(self.arena(), base, len) };
         for slot in 0..self.segment.slots() {
-            let (addr, size) = SlotBuffers::new(self.segment, slot, CLIENT).ok()?.rmb().ok()?;
+            let (addr, size) = SlotBuffers::new(self.segment, slot, CLIENT).ok()?.rmb();
             let start = base.wrapping_add(usize::try_from(addr).ok()?.checked_sub(base.addr())?);
             // SAFETY: a ring of the segment; as above.
             unsafe { adapters.add_rmb(self.rmb(slot), start, size.bytes() as usize) };

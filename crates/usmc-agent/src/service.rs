@@ -237,7 +237,7 @@ impl Service {
         let taken = self.rooms.take(owner, &mut self.driver.adapters).ok_or(NO_MEMORY)?;
         let (room, segment, Taken { slot, usage, buffers, memory }) = taken;
         let (_, id) = self.rooms.memfd(room).ok_or(NO_MEMORY)?;
-        let deputy = Deputy::new(segment, slot, deputy);
+        let deputy = Deputy::new(segment.pair(slot).map_err(|_| NO_MEMORY)?, deputy);
         deputy.confirm(usage);
         let place = Place { segment: id, slot, usage: usage.to_bits() };
         // A server has a Proposal that was sent, and waits.

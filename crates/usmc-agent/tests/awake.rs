@@ -1,5 +1,6 @@
 //! What a message costs two agents that are awake, over a fabric that costs nothing: their time, and system calls.
 
+mod bare;
 mod process;
 
 use std::process::Command;
@@ -189,7 +190,7 @@ fn work(count: u32) -> Duration {
 /// of them, there and back.
 #[test]
 #[ignore = "a measurement"]
-fn hop() {
+fn hop_there_and_back() {
     let world = World::new();
     round_trips(&world.ends, 100_000);
     let mut all: Vec<Duration> = (0..9).map(|_| round_trips(&world.ends, 100_000)).collect();
@@ -197,10 +198,24 @@ fn hop() {
     let [least, median, most] = [all[0], all[4], all[8]].map(|trip| trip.as_nanos() / 2);
     println!("{median} ns ({least}-{most}) for a message to an echo and back");
     world.end();
-    let mut all: Vec<Duration> = (0..9).map(|_| work(200_000)).collect();
-    all.sort();
-    let [least, median, most] = [all[0], all[4], all[8]].map(|time| time.as_nanos() / 2);
+}
+
+/// What a message costs both agents, less what the fabric takes for it. `make bench-agent`, too.
+#[test]
+#[ignore = "a measurement"]
+fn hop_of_an_agent() {
+    let count = std::env::var(ROUNDS).ok().and_then(|n| n.parse().ok()).unwrap_or(200_000);
+    let mut all: Vec<[u128; 2]> = (0..9)
+        .map(|_| [work(count), bare::message(BYTES, count)].map(|time| time.as_nanos() / 2))
+        .collect();
+    all.sort_by_key(|[all, fabric]| all.saturating_sub(*fabric));
+    let own = |at: usize| all[at][0].saturating_sub(all[at][1]);
     println!(
-        "{median} ns ({least}-{most}) of an agent's time for a message, with half of the application's"
+        "{} ns ({}-{}) of an agent's own for a message, with half of the application's; {} ns with the fabric's {}",
+        own(4),
+        own(0),
+        own(8),
+        all[4][0],
+        all[4][1],
     );
 }

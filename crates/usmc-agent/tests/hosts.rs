@@ -72,8 +72,7 @@ impl Host {
         // SAFETY: it lives until the host is dropped, whose driver is dropped first.
         unsafe { adapters.add_arena(ArenaId(0), base, len) };
         for slot in 0..SLOTS {
-            let (addr, size) =
-                SlotBuffers::new(segment, slot, ACCEPTOR).and_then(|b| b.rmb()).expect("a slot");
+            let (addr, size) = SlotBuffers::new(segment, slot, ACCEPTOR).expect("a slot").rmb();
             // SAFETY: likewise.
             unsafe {
                 let start = base.add(addr as usize - base.addr());
@@ -102,7 +101,7 @@ impl Host {
             self.segment.ring(slot, sender).expect("a slot").reset();
         }
         let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).expect("a slot");
-        let (_, size) = buffers.rmb().expect("a slot");
+        let (_, size) = buffers.rmb();
         let memory = Memory { rmb: RmbId(slot.into()), size, arena: ArenaId(0) };
         let circumstances = Circumstances::FINE;
         let wish = Wish { buffers, memory, device: self.device, circumstances };

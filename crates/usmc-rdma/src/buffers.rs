@@ -6,7 +6,7 @@ use smc_proto::ids::BufferSize;
 use usmc_shm::Broken;
 use usmc_shm::back::Back;
 use usmc_shm::layout::{CLIENT, window_word};
-use usmc_shm::segment::Segment;
+use usmc_shm::segment::{RingPair, Segment};
 use usmc_shm::span::TxSpan;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
@@ -48,8 +48,7 @@ pub trait Buffers {
 
 /// A slot of a segment, of which the application has one end and the engine the other.
 pub struct SlotBuffers {
-    segment: Segment,
-    index: u32,
+    pair: RingPair,
     /// The engine's end: [`CLIENT`] or [`usmc_shm::layout::ACCEPTOR`].
     end: usize,
     behind: Cell<Option<Behind>>,
@@ -71,32 +70,29 @@ impl SlotBuffers {
     /// # Errors
     /// There is no such slot.
     pub fn new(segment: Segment, index: u32, end: usize) -> Result<SlotBuffers, Broken> {
-        let ring = segment.ring(index, end)?;
+        let pair = segment.pair(index)?;
         let shift = segment.ring_shifts()[end & 1];
-        ring.dir().producer.window.store(window_word(0, shift), Relaxed);
-        Ok(SlotBuffers { segment, index, end, behind: Cell::new(None) })
+        pair.ring(end).dir().producer.window.store(window_word(0, shift), Relaxed);
+        Ok(SlotBuffers { pair, end, behind: Cell::new(None) })
     }
 
     /// The RMB: its address, and its size.
-    ///
-    /// # Errors
-    /// There is no such slot.
-    pub fn rmb(&self) -> Result<(u64, BufferSize), Broken> {
-        let memory = self.segment.memory(self.index)?;
+    pub fn rmb(&self) -> (u64, BufferSize) {
+        let memory = self.pair.memory();
         let bytes = 1_u32 << memory.shifts[self.end & 1];
         let below = if self.end == CLIENT { u64::from(bytes) } else { 0 };
-        Ok((memory.meet.addr() as u64 - below, BufferSize::at_least(bytes)))
+        (memory.meet.addr() as u64 - below, BufferSize::at_least(bytes))
     }
 }
 
 impl Buffers for SlotBuffers {
     fn written(&self) -> Result<u64, Broken> {
-        let data = self.segment.ring(self.index, 1 - self.end)?.data()?;
+        let data = self.pair.ring(1 - self.end).data()?;
         Ok(data.cons + data.len as u64)
     }
 
     fn source(&self, at: u64, len: u32) -> Result<[Range; PARTS], Broken> {
-        let ring = self.segment.ring(self.index, 1 - self.end)?;
+        let ring = self.pair.ring(1 - self.end);
         let data = ring.data()?;
         let (mut at, mut left) = (at, len as usize);
         // The application can write both cursors: whatever they say, the parts lie in the ring.
@@ -117,28 +113,23 @@ impl Buffers for SlotBuffers {
     }
 
     fn release(&self, upto: u64) {
-        if let Ok(ring) = self.segment.ring(self.index, 1 - self.end) {
-            ring.consume(upto);
-        }
+        self.pair.ring(1 - self.end).consume(upto);
     }
 
     fn read(&self) -> u64 {
-        let read = self.segment.ring(self.index, self.end).map_or(0, |ring| ring.read());
+        let read = self.pair.ring(self.end).read();
         // What is behind the ring counts once the ring was read.
         self.behind.get().filter(|behind| read >= behind.ring).map_or(read, |behind| behind.taken)
     }
 
     fn arrived(&self, upto: u64) {
-        if let Ok(ring) = self.segment.ring(self.index, self.end)
-            && self.behind.get().is_none()
-        {
-            ring.publish(upto);
+        if self.behind.get().is_none() {
+            self.pair.ring(self.end).publish(upto);
         }
     }
 
     fn leave(&self) {
-        let Ok(ring) = self.segment.ring(self.index, self.end) else { return };
-        let Ok(slot) = self.segment.slot(self.index) else { return };
+        let (slot, ring) = (self.pair.slot(), self.pair.ring(self.end));
         let own = &slot.dir[self.end].producer;
         // Nothing but doorbells was ever sent there.
         let sent = || Some(u64::from(own.bells_sent.load(Relaxed)));

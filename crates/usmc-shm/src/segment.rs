@@ -1,6 +1,6 @@
 //! A mapping, and checked references into it.
 
-use core::ptr;
+use core::ptr::{self, NonNull};
 
 use crate::Broken;
 use crate::handshake::{self, Use};
@@ -175,6 +175,14 @@ impl Segment {
         Ok(unsafe { Ring::new(slot, sender, memory) })
     }
 
+    /// Slot `index` with its rings, for somebody that uses them again and again.
+    ///
+    /// # Errors
+    /// [`Broken`] when there is no such slot.
+    pub fn pair(&self, index: u32) -> Result<RingPair, Broken> {
+        Ok(RingPair { slot: NonNull::from(self.slot(index)?), memory: self.memory(index)? })
+    }
+
     /// Resets a slot's words for its next connection and opens it for an acceptor. It is of the caller's, and its last use is over at both
     /// ends.
     ///
@@ -195,6 +203,39 @@ impl Segment {
         slot.control.attached_peer.store(0, Relaxed);
         slot.control.tokens.iter().for_each(|token| token.store(0, Relaxed));
         handshake::offer(&slot.control)
+    }
+}
+
+/// A slot and its rings, of which [`Segment::slot`] and [`Segment::ring`] compute each time where they are.
+#[derive(Clone, Copy)]
+pub struct RingPair {
+    slot: NonNull<Slot>,
+    memory: Memory,
+}
+
+// SAFETY: as of the segment.
+unsafe impl Send for RingPair {}
+// SAFETY: as of the segment.
+unsafe impl Sync for RingPair {}
+
+impl RingPair {
+    /// The slot.
+    #[inline(always)]
+    pub fn slot(&self) -> &Slot {
+        // SAFETY: a reference that `Segment::slot` has made; the mapping outlives every use (constructor invariant of the segment).
+        unsafe { self.slot.as_ref() }
+    }
+
+    /// Where both rings are.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The ring that end `sender` writes.
+    #[inline(always)]
+    pub fn ring(&self, sender: usize) -> Ring<'_> {
+        // SAFETY: as in `Segment::ring`.
+        unsafe { Ring::new(self.slot(), sender, self.memory) }
     }
 }
 

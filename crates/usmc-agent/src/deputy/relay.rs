@@ -93,16 +93,14 @@ impl Deputy {
 
     /// Whether the application is on its way out of the ring, or was when somebody last looked.
     pub(super) fn returns(&self) -> bool {
-        self.slot().is_some_and(|slot| {
-            slot.dir[ACCEPTOR].producer.flags(Relaxed).goes_back()
-                || slot.dir[CLIENT].producer.flags(Relaxed).is_left()
-        })
+        let slot = self.slot();
+        slot.dir[ACCEPTOR].producer.flags(Relaxed).goes_back()
+            || slot.dir[CLIENT].producer.flags(Relaxed).is_left()
     }
 
     /// Bytes that were read beyond the doorbells are the application's, if it is out of the ring. Whether they are.
     pub(super) fn stash(&mut self, bytes: &[u8]) -> bool {
-        let is_back =
-            self.slot().is_some_and(|slot| slot.dir[ACCEPTOR].producer.flags(Acquire).goes_back());
+        let is_back = self.slot().dir[ACCEPTOR].producer.flags(Acquire).goes_back();
         if is_back {
             self.relay.stash.extend_from_slice(bytes);
         }
@@ -111,7 +109,7 @@ impl Deputy {
 
     /// Follows the application out of the ring, where it has left.
     fn follow(&mut self) {
-        let (Some(slot), Some([out, _])) = (self.slot(), self.rings()) else { return };
+        let (slot, out) = (self.slot(), self.pair.ring(CLIENT));
         let own = &slot.dir[CLIENT].producer;
         let mut ways = (self.relay.out, self.relay.into);
         if ways.0 == Way::Ring && own.flags(Acquire).goes_back() {
@@ -164,7 +162,8 @@ impl Deputy {
 
     /// From the RMB to the application: what it holds from `at` on, up to the ring's end or to `behind`. Up to where the kernel has it now.
     fn send_out(&mut self, mut at: u64, behind: Option<u64>, came: Came, moved: &mut Moved) -> u64 {
-        let (Some(socket), Some([out, _])) = (&self.socket, self.rings()) else { return at };
+        let Some(socket) = &self.socket else { return at };
+        let out = self.pair.ring(CLIENT);
         let found = match behind {
             None => out
                 .data()
@@ -220,9 +219,8 @@ impl Deputy {
         }
         let mut left = RING;
         let mut relay = std::mem::take(&mut self.relay);
-        let (Some(socket), Some([_, into])) = (&self.socket, self.rings()) else {
-            return self.relay = relay;
-        };
+        let Some(socket) = &self.socket else { return self.relay = relay };
+        let into = self.pair.ring(ACCEPTOR);
         let mut bytes = [0; CHUNK];
         while !relay.is_over {
             let Ok(room) = into.room(1) else {

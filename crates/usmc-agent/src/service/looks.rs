@@ -36,22 +36,20 @@ impl Service {
         let mut any = self.rest.has_found() && self.look_at_sockets();
         any |= self.driver.turn(now);
         any |= self.look_at_hot();
-        let heard = now.duration_since(self.heard);
         // A sleep looks at sockets, too.
-        let is_idle = !any && !self.rest.is_armed();
-        let is_idle = is_idle && now.duration_since(self.rest.worked()) >= NEAR;
-        if heard >= SOCKETS || is_idle && heard >= NEAR {
+        let is_idle = !any && !self.rest.is_armed() && now >= self.rest.worked() + NEAR;
+        if now >= self.heard + SOCKETS || is_idle && now >= self.heard + NEAR {
             self.heard = now;
             any |= self.look_at_sockets();
         }
-        if now.duration_since(self.swept) >= SWEEP {
+        if now >= self.swept + SWEEP {
             self.swept = now;
             self.sweep();
         }
         self.look_at_half(now);
         self.look_at_begun(now);
         self.look_at_sending(now);
-        if now.duration_since(self.ticked) >= TICK {
+        if now >= self.ticked + TICK {
             self.ticked = now;
             self.has_to_tick = self.rooms.tick(now, &mut self.driver);
         }

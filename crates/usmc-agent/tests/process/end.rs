@@ -13,7 +13,7 @@ use usmc_shm::back::{Back, Leave};
 use usmc_shm::bell::{Bells, Drain};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::ring::Ring;
-use usmc_shm::segment::Segment;
+use usmc_shm::segment::RingPair;
 use usmc_shm::span::{RxSpan, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, Release};
@@ -23,7 +23,7 @@ use super::{LIMIT, wait, wait_for};
 
 /// A process' end of a connection.
 pub(crate) struct End {
-    pub(super) segment: Segment,
+    pub(super) pair: RingPair,
     pub(crate) place: Place,
     pub(crate) socket: Option<TcpStream>,
     pub(crate) application: Application,
@@ -33,12 +33,12 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn known(&self) -> &Slot {
-        self.segment.slot(self.place.slot).expect("a slot")
+        self.pair.slot()
     }
 
     /// The ring that it reads, and the one that it writes.
     pub(crate) fn rings(&self) -> [Ring<'_>; 2] {
-        [CLIENT, ACCEPTOR].map(|sender| self.segment.ring(self.place.slot, sender).expect("a slot"))
+        [CLIENT, ACCEPTOR].map(|sender| self.pair.ring(sender))
     }
 
     fn ring(&self, take: impl FnOnce() -> u32) {
@@ -162,7 +162,8 @@ impl End {
 
     /// One look. Whether anything was done.
     pub(super) fn step(&mut self) -> bool {
-        let producer = &self.segment.slot(self.place.slot).expect("a slot").dir[CLIENT].producer;
+        let pair = self.pair;
+        let producer = &pair.slot().dir[CLIENT].producer;
         let app = &mut self.application;
         if app.is_closed {
             return false;
@@ -177,7 +178,7 @@ impl End {
         any |= app.write(7000);
         if !app.is_shut && app.written == app.wants {
             app.is_shut = true;
-            let own = &self.segment.slot(self.place.slot).expect("a slot").dir[ACCEPTOR].producer;
+            let own = &self.known().dir[ACCEPTOR].producer;
             let _ = own.shut();
             if let Some(socket) = &self.socket {
                 // The peer may have reset it.

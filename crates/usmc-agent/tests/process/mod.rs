@@ -307,7 +307,8 @@ impl Process {
         assert_eq!(TxSpan::new(known, ACCEPTOR).try_switch(|| Some(0)), Ok(Switch::Ring));
         let application = Application::new(segment, place.slot, ACCEPTOR, streams, wants);
         let socket = Some(socket);
-        self.ends.push(End { segment, place, socket, application, keeps_slot: false });
+        let pair = segment.pair(place.slot).expect("a slot");
+        self.ends.push(End { pair, place, socket, application, keeps_slot: false });
     }
 
     pub(crate) fn segment(&self) -> Segment {

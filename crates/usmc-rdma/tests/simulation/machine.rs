@@ -86,7 +86,7 @@ impl Machine {
             self.segment.ring(slot, sender).expect("a slot").reset();
         }
         let buffers = SlotBuffers::new(self.segment, slot, ACCEPTOR).expect("a slot");
-        let (addr, size) = buffers.rmb().expect("a slot");
+        let (addr, size) = buffers.rmb();
         let rmb = RmbId(slot.into());
         let key = (self.nic.host, rmb.0);
         self.nic.wire.borrow_mut().rmbs.insert(key, (addr, size.bytes() as usize));
