@@ -180,6 +180,13 @@ impl Deputy {
         is_news
     }
 
+    /// Whether the application reads the ring without a word: no doorbell goes where it has ended its writing direction, or sends by the
+    /// kernel.
+    pub(crate) fn reads_in_silence(&self) -> bool {
+        let sends_by_kernel = self.told == EndState::Open && self.sends_by_kernel();
+        self.told == EndState::Shut || sends_by_kernel
+    }
+
     /// Whether the application has left bytes unread.
     pub(crate) fn is_unread(&self) -> bool {
         self.pair.ring(CLIENT).has_data()

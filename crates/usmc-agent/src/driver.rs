@@ -283,6 +283,10 @@ impl<B: Buffers> Driver<B> {
     /// # Errors
     /// Of the last device that has failed: none is left.
     pub fn arm(&mut self) -> Result<(), DeviceError> {
+        // What woke the caller behind its last turn came of queues that are not armed any more.
+        if std::mem::take(&mut self.woken[Wake::Completions as usize]) {
+            (0..self.adapters.all.len()).for_each(|device| self.take_notices(device));
+        }
         let (mut living, mut last) = (self.adapters.all.is_empty(), None);
         let sends = self.adapters.are_sends_awaited();
         for at in 0..self.adapters.all.len() {

@@ -478,6 +478,7 @@ impl Service {
         } else {
             self.relay(ticket);
             self.heat(ticket);
+            self.watch_last_close(ticket);
         }
     }
 

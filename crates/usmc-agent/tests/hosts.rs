@@ -30,6 +30,7 @@ use usmc_rdma::nic::{ArenaId, DeviceId, Nic, RmbId};
 use usmc_rdma::{Config, ConnId, Event, Memory, Wish};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
+use usmc_shm::sync::Ordering::Relaxed;
 
 const SHIFT: u32 = 14;
 const SLOTS: u32 = 8;
@@ -189,6 +190,23 @@ impl Host {
             | Event::Withdrawn { .. }
             | Event::GroupDown { .. } => {}
         }
+    }
+
+    /// The first pair's application writes so many bytes at most.
+    fn say(&mut self, most: u64) {
+        let conn = *self.ends.keys().next().expect("a connection");
+        let application = self.applications.get_mut(&0).expect("begun");
+        assert!(application.write(most), "no room");
+        self.driver.dirty(conn);
+    }
+
+    /// Whether a queue wakes it in time.
+    fn is_woken(&self) -> bool {
+        let wakes = self.driver.wakes().filter(|(wake, _)| *wake == Wake::Completions);
+        let mut all: Vec<_> =
+            wakes.map(|(_, fd)| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+        poll(&mut all, Some(&limit)).expect("poll") > 0
     }
 
     fn forget(&mut self, conn: ConnId) {
@@ -613,6 +631,38 @@ fn sleeper(test: u8, side: usize, tcp: TcpStream, both: &Barrier) -> [usize; 2] 
     }
     both.wait();
     [sleeps, turns]
+}
+
+/// A look at the queue that comes before the notice is taken does not keep it from being armed: what comes next would wake nobody.
+#[test]
+fn a_queue_that_has_woken_its_host_is_armed_again() {
+    let mut stage = Stage::new();
+    stage.hosts.iter_mut().for_each(|host| host.rests = true);
+    stage.connect([1 << 20; 2]);
+    stage.hosts[0].say(100);
+    stage.run("bytes", |stage| arrived(&stage.hosts[1]) == 100);
+    let begun = Instant::now();
+    let [one, other] = &mut stage.hosts;
+    other.driver.arm().expect("a device");
+    other.turn();
+    one.say(100);
+    assert!(other.is_woken(), "by what comes");
+    let before = arrived(other);
+    while arrived(other) == before {
+        other.turn();
+        assert!(begun.elapsed() < LIMIT, "what has woken it");
+    }
+    other.driver.wake(Wake::Completions);
+    other.driver.arm().expect("a device");
+    other.turn();
+    one.say(100);
+    assert!(other.is_woken(), "by what comes next");
+}
+
+/// Bytes that have come for the application of the first pair, read or not.
+fn arrived(host: &Host) -> u64 {
+    let (_, slot) = host.ends.values().next().expect("a connection");
+    host.segment.ring(*slot, ACCEPTOR).expect("a slot").dir().producer.prod.load(Relaxed)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod process;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use process::pair::Pair;
 use process::{End, LIMIT, alone};
@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT};
 use usmc_shm::span::RxSpan;
+use usmc_shm::state::EndState;
 use usmc_shm::sync::Ordering::Relaxed;
 
 /// These agents turn until that is so.
@@ -66,4 +67,59 @@ fn what_comes_before_an_urgent_byte_wakes() {
     assert_eq!(recv(to, &mut bytes[..], RecvFlags::DONTWAIT).map(|(n, _)| n), Ok(1));
     assert_eq!(recv(to, &mut bytes[..1], RecvFlags::OOB).map(|(n, _)| n), Ok(1));
     assert_eq!(bytes[0], b'!');
+}
+
+/// A reader that sends by the kernel cannot ring for what it reads, and its peer sends nothing behind an urgent byte before that was read.
+#[test]
+fn what_a_reader_out_of_the_ring_has_read_is_seen() {
+    let _alone = alone();
+    for idle in [Duration::ZERO, Duration::from_millis(20)] {
+        let (mut agents, ends) = Pair::connected();
+        let [client, server] = ends.each_ref().map(|process| &process.ends[0]);
+        let [to, from] = [client, server].map(|end| end.socket.as_ref().expect("a socket"));
+        server.leave_ring();
+        client.send_by_kernel();
+        RxSpan::new(client.known(), ACCEPTOR).note_read();
+        let [ring, _] = client.rings();
+        assert_eq!(send(from, b"calm", SendFlags::empty()), Ok(4));
+        turn_until(&mut agents, &[0, 1], "the first bytes", || client.has_to_read() == 4);
+        assert_eq!(send(from, b"!", SendFlags::OOB), Ok(1));
+        turn_until(&mut agents, &[0, 1], "the urgent byte", || {
+            ready(client).contains(PollFlags::PRI)
+        });
+        assert_eq!(send(from, b"behind", SendFlags::empty()), Ok(6));
+        let begun = Instant::now();
+        // An agent does not look any more at what has been idle for so long.
+        turn_until(&mut agents, &[0, 1], "what is behind", || {
+            server.unread() == 6 && begun.elapsed() >= idle
+        });
+        ring.consume(ring.read() + 4);
+        turn_until(&mut agents, &[0, 1], "what is behind the urgent byte", || {
+            // Doorbells come first, and the mark ends a receive.
+            let (mut bytes, flags) = ([0; 16], RecvFlags::DONTWAIT);
+            recv(to, &mut bytes[..], flags).is_ok_and(|(n, _)| bytes[..n].ends_with(b"behind"))
+        });
+    }
+}
+
+/// A client that has ended its writing direction long before closes soon after its peer.
+#[test]
+fn a_last_close_is_seen_soon() {
+    let _alone = alone();
+    let (mut agents, mut ends) = Pair::connected();
+    let [client, server] = ends.each_mut().map(|process| &mut process.ends[0]);
+    let end_of = |end: &End| end.known().dir[CLIENT].producer.flags(Relaxed).end();
+    client.shut();
+    turn_until(&mut agents, &[0, 1], "the client's end", || end_of(server) == EndState::Shut);
+    // The looks at the client are two seconds apart by then.
+    let begun = Instant::now();
+    turn_until(&mut agents, &[0, 1], "a while", || begun.elapsed() >= Duration::from_millis(2200));
+    server.close();
+    turn_until(&mut agents, &[0, 1], "the server's end", || end_of(client) == EndState::Closed);
+    let begun = Instant::now();
+    turn_until(&mut agents, &[0, 1], "a while", || begun.elapsed() >= Duration::from_millis(20));
+    client.close();
+    let begun = Instant::now();
+    turn_until(&mut agents, &[0, 1], "the client's close", || end_of(server) == EndState::Closed);
+    assert!(begun.elapsed() < Duration::from_millis(1400), "{:?}", begun.elapsed());
 }

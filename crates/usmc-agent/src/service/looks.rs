@@ -20,7 +20,7 @@ const SWEEP: Duration = Duration::from_millis(1);
 const TICK: Duration = Duration::from_secs(1);
 
 /// An application that has ended its writing direction closes without a word of its kernel's: it is looked at after so long, then after
-/// twice that, up to the last, or up to the late one while the peer waits for what it reads.
+/// twice that, up to the last; up to the late one while the peer waits for what it reads; up to [`TICK`] where nothing but its close is left.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LATE_LOOK: Duration = Duration::from_millis(32);
 const LAST_LOOK: Duration = Duration::from_secs(32);
@@ -90,7 +90,9 @@ impl Service {
     /// What the application has done with its end.
     fn look_at(&mut self, ticket: Ticket) {
         if self.relay(ticket) {
-            return;
+            // What it has read of the ring, for which it does not ring.
+            let conn = self.cases.get(&ticket).and_then(|case| case.conn);
+            return conn.into_iter().for_each(|conn| self.driver.dirty(conn));
         }
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         let (before, now, conn) = (case.deputy.told, case.deputy.end(), case.conn);
@@ -123,7 +125,9 @@ impl Service {
             self.driver.engine.leave_ring(conn);
         }
         let came = case.conn.map(|conn| self.driver.engine.came(conn)).unwrap_or_default();
+        let was_heard = !case.deputy.reads_in_silence();
         let moved = case.deputy.relay(came);
+        let falls_silent = was_heard && case.deputy.reads_in_silence();
         if let (Some(conn), Some(upto)) = (case.conn, moved.taken) {
             self.driver.engine.taken(conn, upto);
         }
@@ -158,6 +162,9 @@ impl Service {
             _ if now == before => {}
             EndState::Shut => self.driver.shut(conn),
             _ => self.driver.close(conn, false),
+        }
+        if falls_silent {
+            self.watch_reader(ticket);
         }
         self.cases.get(&ticket).is_some_and(|case| case.deputy.sends_by_kernel())
     }
@@ -283,12 +290,20 @@ impl Service {
         }
     }
 
-    /// Bytes have come for an application that has ended its writing direction: no doorbell tells what it reads, and the peer may wait for
-    /// that.
+    /// Bytes have come for an application, and no doorbell may tell that it reads them: the peer may wait for that.
     pub(super) fn watch_reader(&mut self, ticket: Ticket) {
         let Some(case) = self.cases.get(&ticket) else { return };
         let is_late = case.deputy.looked_at.is_none_or(|due| due > Instant::now() + FIRST_LOOK);
-        if case.deputy.told == EndState::Shut && is_late && self.waits_for_reader(ticket) {
+        if case.deputy.reads_in_silence() && is_late && self.waits_for_reader(ticket) {
+            self.watch_close(ticket, FIRST_LOOK);
+        }
+    }
+
+    /// The peer has closed: of an application that has ended its writing direction nothing but its close is left.
+    pub(super) fn watch_last_close(&mut self, ticket: Ticket) {
+        let is_last =
+            |deputy: &mut Deputy| deputy.told == EndState::Shut && deputy.is_closed_by_peer();
+        if self.deputy(ticket).is_some_and(is_last) {
             self.watch_close(ticket, FIRST_LOOK);
         }
     }
@@ -298,7 +313,8 @@ impl Service {
         conn.is_some_and(|conn| self.driver.engine.waits_for_reader(conn))
     }
 
-    /// Whether applications that have ended their writing direction have closed, or were killed.
+    /// Whether applications that have ended their writing direction have closed, or were killed, and what those have read of which no doorbell
+    /// tells.
     fn look_at_half(&mut self, now: Instant) {
         while let Some(Reverse((due, ticket, wait))) = self.half.peek().copied()
             && due <= now
@@ -306,20 +322,24 @@ impl Service {
             self.half.pop();
             let Some(deputy) = self.deputy(ticket) else { continue };
             // Another look was asked for since.
-            if deputy.told != EndState::Shut || deputy.looked_at != Some(due) {
+            if !deputy.reads_in_silence() || deputy.looked_at != Some(due) {
                 continue;
             }
-            let has_news = deputy.has_news();
+            deputy.looked_at = None;
+            let (has_news, may_close) = (deputy.has_news(), deputy.told == EndState::Shut);
+            let is_last = deputy.is_closed_by_peer();
             if has_news {
                 self.heat(ticket);
                 self.look_at(ticket);
-            } else if now.duration_since(deputy.lived_at) >= TICK {
+            } else if may_close && now.duration_since(deputy.lived_at) >= TICK {
                 deputy.lived_at = now;
                 self.provoke(ticket);
             }
             let next = match self.waits_for_reader(ticket) {
                 true if has_news => FIRST_LOOK,
                 true => (wait * 2).min(LATE_LOOK),
+                false if !may_close => continue,
+                false if is_last => (wait * 2).min(TICK),
                 false => (wait * 2).min(LAST_LOOK),
             };
             self.watch_close(ticket, next);

@@ -213,11 +213,22 @@ impl End {
         self.leave_ring_behind(sent.into());
     }
 
+    /// It sends by its socket from here on, as the library does once it has sent an urgent byte, and goes on reading the ring.
+    pub(crate) fn send_by_kernel(&self) {
+        let sent = self.known().dir[ACCEPTOR].producer.bells_sent.load(Relaxed);
+        self.send_by_kernel_behind(sent.into());
+    }
+
+    fn send_by_kernel_behind(&self, sent: u64) {
+        let [_, tx] = self.rings();
+        let back = TxSpan::new(self.known(), ACCEPTOR).try_back(&tx, || Some(sent));
+        assert_eq!(back, Ok(Back::Done));
+    }
+
     /// The application leaves the ring, and says that it has sent so many bytes before.
     pub(crate) fn leave_ring_behind(&self, sent: u64) {
+        self.send_by_kernel_behind(sent);
         let [rx, tx] = self.rings();
-        let sent = || Some(sent);
-        assert_eq!(TxSpan::new(self.known(), ACCEPTOR).try_back(&tx, sent), Ok(Back::Done));
         let left = RxSpan::new(self.known(), ACCEPTOR).leave(&rx, &tx, false);
         assert_eq!(left, Leave::Left);
     }
