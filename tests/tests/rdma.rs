@@ -196,7 +196,9 @@ fn a_peer_without_an_agent() {
     }
     let mut world = World::new("one agent");
     world.stop(SERVER);
-    for style in ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy"] {
+    for style in
+        ["blocking", "poll", "select", "epoll", "edge", "oneshot", "peek", "busy", "nested"]
+    {
         let (mut server, port) = serves(&world, style);
         let mut client = calls(&world, style, port);
         let mut seen = Vec::new();
@@ -204,6 +206,34 @@ fn a_peer_without_an_agent() {
             seen = world.fixture.connections(port);
             seen.len() == 2 && seen.iter().all(|end| end.fallback_reason.contains("declined"))
         });
+        complete(&mut client, &mut server, style);
+    }
+    world.end();
+}
+
+/// It declines while the client sleeps, of which the agent tells once.
+#[test]
+fn a_decline_wakes_a_client() {
+    if is_plain() {
+        return;
+    }
+    let mut world = World::new("a decline in a sleep");
+    world.stop(SERVER);
+    const WAITS: [libc::c_long; 5] = [
+        libc::SYS_recvfrom,
+        libc::SYS_poll,
+        libc::SYS_ppoll,
+        libc::SYS_epoll_wait,
+        libc::SYS_epoll_pwait,
+    ];
+    for style in ["blocking", "poll", "select", "epoll", "edge", "nested"] {
+        let (mut server, port) = serves(&world, style);
+        server.signal(libc::SIGSTOP);
+        let mut client = calls(&world, style, port);
+        world.fixture.wait_until(&format!("a client asleep: {style}"), || {
+            sleeps_in(client.pid()).is_some_and(|call| WAITS.contains(&call))
+        });
+        server.signal(libc::SIGCONT);
         complete(&mut client, &mut server, style);
     }
     world.end();

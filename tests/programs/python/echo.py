@@ -10,7 +10,7 @@ echo.py batch, echo.py job            as server and client, but that the client 
                                       server answers behind that
 
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
-shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, or busy: not at all. With
+shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, nested: by poll on an epoll set, or busy: not at all. With
 "pause" for N the client sends until its standard input ends.
 
 echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
@@ -39,6 +39,11 @@ class Waiter:
         if style == "poll":
             self.set = select.poll()
             self.set.register(sock, IN)
+        if style == "nested":
+            self.inner = select.epoll()
+            self.inner.register(sock, select.EPOLLIN)
+            self.set = select.poll()
+            self.set.register(self.inner, IN)
         if style in ("epoll", "edge", "oneshot"):
             self.set = select.epoll()
             self.flags = select.EPOLLIN
@@ -62,6 +67,9 @@ class Waiter:
             assert select.select([self.sock], [], [], 60)[0], "nothing came"
         elif self.style == "poll":
             assert self.set.poll(60_000), "nothing came"
+        elif self.style == "nested":
+            while not self.inner.poll(0):
+                assert self.set.poll(60_000), "nothing came"
         else:
             if self.style == "edge":
                 # The edge may have been that of bytes already read.

@@ -11,6 +11,7 @@ use usmc_shm::sync::fence;
 use super::{ending, fallback, hearing};
 use crate::family::holders;
 use crate::family::locks::Receiving;
+use crate::handshake::clc::deputy;
 use crate::handshake::transition;
 use crate::host::ears;
 use crate::os::{clock, events, sys};
@@ -153,15 +154,20 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
     let others = |all: &AtomicU32| all.load(Acquire) != 0 && !holders::is_alone(conn);
     let readers = || conn.rx_sleepers.load(Acquire) != 0 || others(&bells.end.rx_sleepers);
     let writers = || conn.tx_sleepers.load(Acquire) != 0 || others(&bells.end.tx_sleepers);
-    if (state::is_leaving(conn, slot) || conn.own(slot).flags(Relaxed).is_returning()) && writers()
-    {
-        // It has to hear that no room will come.
-        return Drain::Leave;
-    }
     let verdict = bells.drain(readers, writers);
     if let Drain::Bells(pending) = verdict
         && pending > 0
     {
+        // Behind the count: what one of them was rung for is seen now.
+        let own = conn.own(slot).flags(Acquire);
+        if (state::is_leaving(conn, slot) || own.is_returning()) && writers() {
+            // It has to hear that no room will come.
+            return Drain::Leave;
+        }
+        if deputy::is_left(conn) && own.end() < EndState::Closed {
+            // The kernel has to tell of it: then the application gets its TCP connection back.
+            return Drain::Leave;
+        }
         let mut scratch = [0u8; BELLS_MAX];
         let len = (pending as usize).min(BELLS_MAX);
         // SAFETY: scratch is writable for `len` bytes.

@@ -387,7 +387,7 @@ fn sleep_for_room(
             && matches!(drain_bells(fd, conn, slot), Drain::Bells(_))
     };
     // The doorbell of `fallback::wake_sleepers` may have been among those.
-    if state::is_leaving(conn, slot) {
+    if state::is_leaving(conn, slot) || state::must_go_back(conn, slot) {
         return Woken::Look;
     }
     // Whether any signal that is handled ends the call, SA_RESTART or not.
