@@ -46,8 +46,9 @@ impl Service {
             self.swept = now;
             self.sweep();
         }
-        self.look_at_half(now);
-        self.look_at_begun(now);
+        // What these post may be waited for: it is armed for.
+        any |= self.look_at_half(now);
+        any |= self.look_at_begun(now);
         self.look_at_sending(now);
         if now >= self.ticked + TICK {
             self.ticked = now;
@@ -315,7 +316,8 @@ impl Service {
 
     /// Whether applications that have ended their writing direction have closed, or were killed, and what those have read of which no doorbell
     /// tells.
-    fn look_at_half(&mut self, now: Instant) {
+    fn look_at_half(&mut self, now: Instant) -> bool {
+        let mut any = false;
         while let Some(Reverse((due, ticket, wait))) = self.half.peek().copied()
             && due <= now
         {
@@ -328,6 +330,7 @@ impl Service {
             deputy.looked_at = None;
             let (has_news, may_close) = (deputy.has_news(), deputy.told == EndState::Shut);
             let is_last = deputy.is_closed_by_peer();
+            any |= has_news;
             if has_news {
                 self.heat(ticket);
                 self.look_at(ticket);
@@ -344,6 +347,7 @@ impl Service {
             };
             self.watch_close(ticket, next);
         }
+        any
     }
 
     /// An application that does nothing may have been killed.
@@ -356,15 +360,18 @@ impl Service {
     }
 
     /// A handshake that is not answered makes room for the next one in its line.
-    fn look_at_begun(&mut self, now: Instant) {
+    fn look_at_begun(&mut self, now: Instant) -> bool {
+        let mut any = false;
         while let Some((since, ticket)) = self.begun.front().copied() {
             let has_place = self.cases.get(&ticket).is_some_and(|case| case.line.is_some());
             if has_place && now.duration_since(since) < PLACE {
-                return;
+                break;
             }
             self.begun.pop_front();
             self.next_in_line(ticket);
+            any |= has_place;
         }
+        any
     }
 
     /// After a turn: whether there was work. Arms, or sleeps for so long at most, once there was none for a while. `others` wake, too. Whether
