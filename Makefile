@@ -48,7 +48,8 @@ FUZZ_SECONDS ?= 60
 all: build
 
 build:
-	$(CARGO) build --release --locked -p usmc-preload -p usmc-agent
+	$(CARGO) build --release --locked -p usmc-preload
+	$(CARGO) build --release --locked -p usmc-agent
 	@CARGO='$(CARGO)' sh crates/usmc-cli/build.sh
 	@CARGO='$(CARGO)' sh crates/usmc-preload/narrow.sh
 	@CARGO='$(CARGO)' sh crates/usmc-cli/build.sh --static
@@ -150,7 +151,7 @@ lint: fuzz-deps lint-deps
 	$(CARGO) clippy --profile tools --locked --workspace --all-targets -- -D warnings
 	! ls "$$(rustc --print target-libdir --target $(NARROW))"/libcore-* >/dev/null 2>&1 || \
 		$(CARGO) clippy --release --locked -p usmc-preload --target $(NARROW) -- -D warnings
-	CARGO="$(CARGO)" sh .ci/deny $(TARGET)/tools
+	CARGO="$(CARGO)" sh .ci/deny $(TARGET)/ci
 
 # The oldest Rust that compiles it still does.
 oldest:
@@ -200,7 +201,7 @@ image: build
 # The documentation in target/site: README, docs and the manual, by mdBook. Every link inside it is followed. Needs no network once mdBook
 # is there.
 site: site-deps
-	@mdbook=$$(sh .ci/mdbook $(TARGET)/tools) && docs/site/build "$$mdbook" $(TARGET)/site
+	@mdbook=$$(sh .ci/mdbook $(TARGET)/ci) && docs/site/build "$$mdbook" $(TARGET)/site
 	@docs/site/check $(TARGET)/site
 
 # All of its pages in Chromium: none has anything to say, all pictures load. Pictures of some of them, light, dark and narrow, in

@@ -18,6 +18,8 @@ else
     ${CARGO:-cargo} build --quiet --profile tools --locked -p usmc-cli --bin $name
 fi
 mkdir -p "$target/release"
-# Another name of the same file would be written to by a later build.
-cp "$target/tools/$name" "$target/release/$name.new"
-mv -f "$target/release/$name.new" "$target/release/$name"
+# A copy, as a later build would write to another name of the same file. Tests build side by side, and beside programs that run.
+from=$target/tools/$name to=$target/release/$name
+! cmp -s "$from" "$to" || exit 0
+cp "$from" "$to.$$"
+mv -f "$to.$$" "$to"

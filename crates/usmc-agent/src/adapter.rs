@@ -264,6 +264,11 @@ impl Adapter {
         Ok(())
     }
 
+    /// Whether the next completion of a send makes an event.
+    pub(crate) fn hears_sends(&self) -> bool {
+        self.armed[0].get()
+    }
+
     /// Asks for an event with the next completion of a receive, and with that of a send where it is awaited. A thread that goes to sleep looks
     /// once more behind it.
     ///

@@ -99,7 +99,7 @@ pub(crate) struct Deputy {
     watch: Option<Watch>,
     seen: Seen,
     pub(crate) heat: Heat,
-    /// When it is looked at next, of an application that has ended its writing direction.
+    /// When it is looked at next, of an application that [reads in silence](Deputy::reads_in_silence).
     pub(crate) looked_at: Option<Instant>,
     /// When such an application last did something, or its kernel was last asked whether it is there.
     pub(crate) lived_at: Instant,
@@ -184,7 +184,12 @@ impl Deputy {
     /// kernel.
     pub(crate) fn reads_in_silence(&self) -> bool {
         let sends_by_kernel = self.told == EndState::Open && self.sends_by_kernel();
-        self.told == EndState::Shut || sends_by_kernel
+        self.told == EndState::Shut || (sends_by_kernel && self.reads_ring())
+    }
+
+    /// Whether the slot says that the application has closed.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.slot().dir[ACCEPTOR].producer.flags(Acquire).end() >= EndState::Closed
     }
 
     /// Whether the application has left bytes unread.

@@ -306,6 +306,12 @@ impl<B: Buffers> Driver<B> {
         }
     }
 
+    /// Whether each send that is waited for wakes the caller, as it was armed. What is posted later may not.
+    pub fn hears_sends(&self) -> bool {
+        let living = self.adapters.all.iter().filter(|adapter| !adapter.is_dead);
+        !self.adapters.are_sends_awaited() || living.into_iter().all(Adapter::hears_sends)
+    }
+
     /// A device has failed: its links are lost, and it gets no connection any more.
     fn lose_device(&mut self, device: DeviceId) {
         let Some(adapter) = self.adapters.all.get_mut(usize::from(device.0)) else { return };

@@ -169,7 +169,7 @@ impl Rooms {
                         self.of.remove(&entry.owner);
                     }
                 }
-                // SAFETY: no connection has a slot there in this state; no group holds one of its RMBs; and copies of the segment are with
+                // SAFETY: no connection has a slot there in this state; no group holds one of its RMBs; and copies of the segment, and pairs of its rings, are with
                 // connections only.
                 unsafe { entry.room.close(&mut driver.adapters) };
             }

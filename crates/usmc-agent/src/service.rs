@@ -125,7 +125,7 @@ pub struct Service {
     events: VecDeque<Event>,
     /// Connections that are looked at in each turn.
     hot: Vec<Ticket>,
-    /// When those are looked at next that have ended their writing direction, and how long after the last look that is.
+    /// When those are looked at next that read in silence, and how long after the last look that is.
     half: BinaryHeap<Reverse<(Instant, Ticket, Duration)>>,
     /// What others watch and is ready.
     ready: Vec<u64>,

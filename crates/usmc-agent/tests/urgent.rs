@@ -102,6 +102,25 @@ fn what_a_reader_out_of_the_ring_has_read_is_seen() {
     }
 }
 
+/// Of a program that sends by the kernel and reads the ring its kernel says a FIN alone.
+#[test]
+fn a_close_of_one_that_sends_by_the_kernel_is_seen() {
+    let _alone = alone();
+    let (mut agents, mut ends) = Pair::connected();
+    let [client, server] = ends.each_mut().map(|process| &mut process.ends[0]);
+    let end_of = |end: &End| end.known().dir[CLIENT].producer.flags(Relaxed).end();
+    client.send_by_kernel();
+    let socket = client.socket.as_ref().expect("a socket");
+    assert_eq!(send(socket, b"all", SendFlags::empty()), Ok(3));
+    turn_until(&mut agents, &[0, 1], "the bytes", || server.has_to_read() == 3);
+    client.shut();
+    turn_until(&mut agents, &[0, 1], "the client's end", || end_of(server) == EndState::Shut);
+    let begun = Instant::now();
+    turn_until(&mut agents, &[0, 1], "a while", || begun.elapsed() >= Duration::from_millis(20));
+    client.close();
+    turn_until(&mut agents, &[0, 1], "the client's close", || end_of(server) == EndState::Closed);
+}
+
 /// A client that has ended its writing direction long before closes soon after its peer.
 #[test]
 fn a_last_close_is_seen_soon() {

@@ -214,7 +214,7 @@ pub fn search() -> Result<PathBuf> {
     }
     let [a, b, c, d] = places.map(|p| p.display().to_string());
     bail!(
-        "{NAME} is neither {a} nor {b}, {c} or {d}; build it with `cargo build --release`, \
+        "{NAME} is neither {a} nor {b}, {c} or {d}; build it with `make build`, \
          install it with `make install`, or set USMC_LIBRARY to its path"
     )
 }

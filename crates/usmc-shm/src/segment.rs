@@ -32,7 +32,7 @@ impl Segment {
     ///
     /// # Safety
     /// `base` is a zeroed, page-aligned, writable mapping of `segment_len(slots, rings, far_shift)` bytes that
-    /// outlives every use of the result, and nobody else has it yet.
+    /// outlives every use of the result and of pairs made of it, and nobody else has it yet.
     pub unsafe fn create(
         base: *mut u8,
         slots: u32,
@@ -59,7 +59,7 @@ impl Segment {
     ///
     /// # Safety
     /// `base` is a page-aligned, writable mapping of `len` bytes that cannot shrink (sealed) and outlives
-    /// every use of the result.
+    /// every use of the result and of pairs made of it.
     pub unsafe fn open(base: *mut u8, len: usize, file: usize) -> Result<Segment, Broken> {
         if len < SLOTS_OFFSET {
             return Err(Broken);
@@ -213,9 +213,9 @@ pub struct RingPair {
     memory: Memory,
 }
 
-// SAFETY: as of the segment.
+// SAFETY: as of the segment: shared memory, reached through atomics and raw copies.
 unsafe impl Send for RingPair {}
-// SAFETY: as of the segment.
+// SAFETY: as above.
 unsafe impl Sync for RingPair {}
 
 impl RingPair {
@@ -234,7 +234,7 @@ impl RingPair {
     /// The ring that end `sender` writes.
     #[inline(always)]
     pub fn ring(&self, sender: usize) -> Ring<'_> {
-        // SAFETY: as in `Segment::ring`.
+        // SAFETY: `Segment::pair` has made both for one slot; the mapping outlives every use.
         unsafe { Ring::new(self.slot(), sender, self.memory) }
     }
 }

@@ -81,6 +81,15 @@ impl Deputy {
         self.relay.out != Way::Ring || self.relay.into != Way::Ring
     }
 
+    /// Whether the application reads the ring, or has still to read it to its end.
+    pub(crate) fn reads_ring(&self) -> bool {
+        match self.relay.out {
+            Way::Ring => true,
+            Way::Behind(_) => self.is_unread(),
+            Way::Tcp(_) => false,
+        }
+    }
+
     /// Whether what the application sends comes by the kernel.
     pub(crate) fn sends_by_kernel(&self) -> bool {
         self.relay.into != Way::Ring

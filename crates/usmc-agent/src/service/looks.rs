@@ -21,6 +21,7 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// An application that has ended its writing direction closes without a word of its kernel's: it is looked at after so long, then after
 /// twice that, up to the last; up to the late one while the peer waits for what it reads; up to [`TICK`] where nothing but its close is left.
+/// One that sends by the kernel is looked at while the peer waits.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LATE_LOOK: Duration = Duration::from_millis(32);
 const LAST_LOOK: Duration = Duration::from_secs(32);
@@ -46,9 +47,8 @@ impl Service {
             self.swept = now;
             self.sweep();
         }
-        // What these post may be waited for: it is armed for.
         any |= self.look_at_half(now);
-        any |= self.look_at_begun(now);
+        self.look_at_begun(now);
         self.look_at_sending(now);
         if now >= self.ticked + TICK {
             self.ticked = now;
@@ -91,9 +91,7 @@ impl Service {
     /// What the application has done with its end.
     fn look_at(&mut self, ticket: Ticket) {
         if self.relay(ticket) {
-            // What it has read of the ring, for which it does not ring.
-            let conn = self.cases.get(&ticket).and_then(|case| case.conn);
-            return conn.into_iter().for_each(|conn| self.driver.dirty(conn));
+            return self.look_at_ring(ticket);
         }
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         let (before, now, conn) = (case.deputy.told, case.deputy.end(), case.conn);
@@ -115,6 +113,19 @@ impl Service {
                 self.watch_close(ticket, FIRST_LOOK);
             }
             _ => conn.into_iter().for_each(|conn| self.driver.dirty(conn)),
+        }
+    }
+
+    /// What an application that sends by the kernel has done with the ring, of which the kernel says nothing.
+    fn look_at_ring(&mut self, ticket: Ticket) {
+        let Some(case) = self.cases.get_mut(&ticket) else { return };
+        let Some(conn) = case.conn else { return };
+        let is_shut = case.deputy.told == EndState::Shut && case.deputy.reads_ring();
+        if is_shut && case.deputy.has_closed() {
+            case.deputy.told = EndState::Closed;
+            self.driver.close(conn, false);
+        } else {
+            self.driver.dirty(conn);
         }
     }
 
@@ -161,7 +172,10 @@ impl Service {
         match now {
             _ if now == before && moved.any => self.driver.dirty(conn),
             _ if now == before => {}
-            EndState::Shut => self.driver.shut(conn),
+            EndState::Shut => {
+                self.driver.shut(conn);
+                self.watch_close(ticket, FIRST_LOOK);
+            }
             _ => self.driver.close(conn, false),
         }
         if falls_silent {
@@ -324,7 +338,8 @@ impl Service {
             self.half.pop();
             let Some(deputy) = self.deputy(ticket) else { continue };
             // Another look was asked for since.
-            if !deputy.reads_in_silence() || deputy.looked_at != Some(due) {
+            let is_open = matches!(deputy.told, EndState::Open | EndState::Shut);
+            if !is_open || deputy.looked_at != Some(due) {
                 continue;
             }
             deputy.looked_at = None;
@@ -338,7 +353,12 @@ impl Service {
                 deputy.lived_at = now;
                 self.provoke(ticket);
             }
-            let next = match self.waits_for_reader(ticket) {
+            // This look was the last one where the application has read the ring to its end, and goes on by the kernel.
+            if !self.deputy(ticket).is_some_and(|deputy| deputy.reads_in_silence()) {
+                continue;
+            }
+            // Behind the peer's close nobody waits for room.
+            let next = match !is_last && self.waits_for_reader(ticket) {
                 true if has_news => FIRST_LOOK,
                 true => (wait * 2).min(LATE_LOOK),
                 false if !may_close => continue,
@@ -360,18 +380,15 @@ impl Service {
     }
 
     /// A handshake that is not answered makes room for the next one in its line.
-    fn look_at_begun(&mut self, now: Instant) -> bool {
-        let mut any = false;
+    fn look_at_begun(&mut self, now: Instant) {
         while let Some((since, ticket)) = self.begun.front().copied() {
             let has_place = self.cases.get(&ticket).is_some_and(|case| case.line.is_some());
             if has_place && now.duration_since(since) < PLACE {
-                break;
+                return;
             }
             self.begun.pop_front();
             self.next_in_line(ticket);
-            any |= has_place;
         }
-        any
     }
 
     /// After a turn: whether there was work. Arms, or sleeps for so long at most, once there was none for a while. `others` wake, too. Whether
@@ -397,6 +414,8 @@ impl Service {
                 self.driver.lost().for_each(|fd| self.rest.unwatch(fd));
                 Ok(false)
             }
+            // The last turn has posted what somebody waits for, and counts as none: the agent arms once more.
+            Next::Sleep if !self.driver.hears_sends() => Ok(false),
             Next::Sleep => {
                 // Each was looked at since it was armed.
                 for ticket in std::mem::take(&mut self.hot) {
