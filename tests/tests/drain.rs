@@ -133,7 +133,7 @@ fn connections_that_sleep_are_woken_to_leave_a_region() {
     fixture.finish();
 }
 
-/// The doorbell that would wake it comes while it still spins, and is taken away there.
+/// The doorbell comes while the client still spins, and the spin takes it away.
 #[test]
 fn a_connection_that_is_about_to_sleep_leaves_a_region() {
     if is_plain() {

@@ -211,7 +211,7 @@ fn a_peer_without_an_agent() {
     world.end();
 }
 
-/// It declines while the client sleeps, of which the agent tells once.
+/// A server declines while its client sleeps. The client's agent rings once.
 #[test]
 fn a_decline_wakes_a_client() {
     if is_plain() {

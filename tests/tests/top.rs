@@ -202,7 +202,7 @@ fn signals_end_it_and_the_terminal_is_given_back() {
     fixture.finish();
 }
 
-/// By a slow line it may answer too late.
+/// A terminal at the end of a slow line may answer too late.
 #[test]
 fn a_terminal_that_does_not_answer_is_drawn_on() {
     let fixture = Fixture::new("top on a mute terminal");

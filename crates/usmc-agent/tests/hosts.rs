@@ -636,11 +636,7 @@ fn sleeper(test: u8, side: usize, tcp: TcpStream, both: &Barrier) -> [usize; 2] 
 /// A look at the queue that comes before the notice is taken does not keep it from being armed: what comes next would wake nobody.
 #[test]
 fn a_queue_that_has_woken_its_host_is_armed_again() {
-    let mut stage = Stage::new();
-    stage.hosts.iter_mut().for_each(|host| host.rests = true);
-    stage.connect([1 << 20; 2]);
-    stage.hosts[0].say(100);
-    stage.run("bytes", |stage| arrived(&stage.hosts[1]) == 100);
+    let mut stage = quiet();
     let begun = Instant::now();
     let [one, other] = &mut stage.hosts;
     other.driver.arm().expect("a device");
@@ -657,6 +653,35 @@ fn a_queue_that_has_woken_its_host_is_armed_again() {
     other.turn();
     one.say(100);
     assert!(other.is_woken(), "by what comes next");
+}
+
+/// A host that has posted behind its last look arms once more before it sleeps: nothing would tell it of the completion.
+#[test]
+fn a_send_that_is_waited_for_is_armed_for() {
+    let mut stage = quiet();
+    let host = &mut stage.hosts[0];
+    let begun = Instant::now();
+    while host.driver.adapters.are_under_way() {
+        host.turn();
+        assert!(begun.elapsed() < LIMIT, "the completion of what was sent");
+    }
+    host.driver.arm().expect("a device");
+    assert!(host.driver.hears_sends(), "nothing is waited for");
+    // As much as an application may wait to have room for.
+    host.say(4000);
+    assert!(!host.driver.hears_sends(), "it was armed before");
+    host.driver.arm().expect("a device");
+    assert!(host.driver.hears_sends());
+}
+
+/// A connection over which 100 bytes have gone, and nothing else.
+fn quiet() -> Stage {
+    let mut stage = Stage::new();
+    stage.hosts.iter_mut().for_each(|host| host.rests = true);
+    stage.connect([1 << 20; 2]);
+    stage.hosts[0].say(100);
+    stage.run("bytes", |stage| arrived(&stage.hosts[1]) == 100);
+    stage
 }
 
 /// Bytes that have come for the application of the first pair, read or not.

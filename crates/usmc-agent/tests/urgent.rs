@@ -102,7 +102,7 @@ fn what_a_reader_out_of_the_ring_has_read_is_seen() {
     }
 }
 
-/// Of a program that sends by the kernel and reads the ring its kernel says a FIN alone.
+/// The kernel says no more than a FIN of a program that sends by it and reads the ring.
 #[test]
 fn a_close_of_one_that_sends_by_the_kernel_is_seen() {
     let _alone = alone();

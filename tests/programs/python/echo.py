@@ -10,8 +10,8 @@ echo.py batch, echo.py job            as server and client, but that the client 
                                       server answers behind that
 
 The client's bytes count up, the server answers with their complement: a byte too many, too few, or of somebody else's
-shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, nested: by poll on an epoll set, or busy: not at all. With
-"pause" for N the client sends until its standard input ends.
+shows at once. STYLE is how to wait: blocking, waitall, peek, select, poll, epoll, edge, oneshot, nested (poll on an epoll set), or busy
+(not at all). With "pause" for N the client sends until its standard input ends.
 
 echo.py heir - ADDRESS PORT           sends one connection's bytes back as they are; at a "!" among them it looks at nothing
                                       until a line comes on its standard input, and ends with a child in its place

@@ -305,7 +305,7 @@ impl Service {
         }
     }
 
-    /// Bytes have come for an application, and no doorbell may tell that it reads them: the peer may wait for that.
+    /// Bytes have come for an application. Where no doorbell tells that the application reads them, the peer may wait for that.
     pub(super) fn watch_reader(&mut self, ticket: Ticket) {
         let Some(case) = self.cases.get(&ticket) else { return };
         let is_late = case.deputy.looked_at.is_none_or(|due| due > Instant::now() + FIRST_LOOK);

@@ -165,7 +165,7 @@ pub fn drain_bells(fd: i32, conn: &Conn, slot: &Slot) -> Drain {
             return Drain::Leave;
         }
         if deputy::is_left(conn) && own.end() < EndState::Closed {
-            // The kernel has to tell of it: then the application gets its TCP connection back.
+            // The byte stays for the kernel to tell of: by that the application gets its TCP connection back.
             return Drain::Leave;
         }
         let mut scratch = [0u8; BELLS_MAX];
