@@ -225,7 +225,7 @@ fn nothing_is_said_in_words() {
         errors(&out),
         "usmc: no program runs under uSMC; start one by `usmc run -- PROGRAM`\n"
     );
-    let server = r#"mkfifo in; "$0" run -- "$1" server <in >out & exec 3>in
+    let server = r#"mkfifo in; : >out; "$0" run -- "$1" server <in >out & exec 3>in
         until grep -q port out; do :; done; "$0" ss; exec 3>&-; wait"#;
     let out = alone(&fixture, server);
     assert!(out.status.success() && out.stdout.starts_with(b"State"), "{}", errors(&out));

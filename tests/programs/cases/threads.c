@@ -196,12 +196,16 @@ static void *call_thread(void *arg) {
     return NULL;
 }
 
-// Starts a call in a thread and returns once it sleeps.
-static void start_call(struct call *c, int fd, ssize_t (*run)(int)) {
+static void begin(struct call *c, int fd, ssize_t (*run)(int)) {
     *c = (struct call){.fd = fd, .run = run};
     EQ(pthread_create(&c->thread, NULL, call_thread, c), 0);
     while (!c->tid)
         sched_yield();
+}
+
+// Starts a call in a thread and returns once it sleeps.
+static void start_call(struct call *c, int fd, ssize_t (*run)(int)) {
+    begin(c, fd, run);
     wait_asleep(getpid(), c->tid);
 }
 
@@ -503,7 +507,8 @@ CASE(room_while_the_other_direction_is_full) {
         answered += fill(server, 2, answered);
         assert_smcd(client);
         sent_before = 20 + fill(client, 1, 20);
-        start_call(&c, client, calls[i]);
+        begin(&c, client, calls[i]);
+        wait_asleep_for_room(c.tid);
         size_t all = sent_before + (i == 0 ? 1 << 20 : 0);
         recv_all(server, 1, 20, all - 20);
         call_gives(&c, i == 0 ? 1 << 20 : POLLOUT, 0);

@@ -52,6 +52,11 @@ void wait_asleep(pid_t pid, pid_t tid) {
     CHECK(wait_asleep_or_gone(pid, tid));
 }
 
+void wait_asleep_for_room(pid_t tid) {
+    bool is_asleep = wait_asleep_or_gone(getpid(), tid);
+    CHECK(is_asleep || sizeof(void *) == 4);
+}
+
 bool wait_asleep_or_gone(pid_t pid, pid_t tid) {
     char path[64], stat[512];
     snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, tid);

@@ -146,6 +146,9 @@ void timeout_option(int fd, int name, double seconds);
 void wait_asleep(pid_t pid, pid_t tid);
 // The same; false where the thread has ended before.
 bool wait_asleep_or_gone(pid_t pid, pid_t tid);
+// Waits until a thread of this process sleeps for room. In a 32-bit program it may have ended before: a ring there has no far part,
+// so a sender whose bytes nobody reads for a while goes back to TCP, which has room.
+void wait_asleep_for_room(pid_t tid);
 // Forks a child that dies with us and ends with status 0 if `run` returns.
 pid_t child(void (*run)(void *), void *arg);
 // Waits for a child and checks that it ended with status 0.
