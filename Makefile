@@ -108,7 +108,7 @@ test-kubernetes: test-deps build
 # All conformance cases that fit, over the agent and the fake libibverbs. Three minutes.
 test-rdma: test-deps build
 	USMC_TESTS_RDMA=1 $(CARGO) test --profile tools --locked -p usmc-tests --test sockets -- cases-rdma
-	$(CARGO) test --profile tools --locked -p usmc-tests --test rdma --test rdma_keys --test bench_rdma
+	$(CARGO) test --profile tools --locked -p usmc-tests --test rdma --test rdma_keys --test rdma_brief --test bench_rdma
 
 # Three virtual machines and this host, of which any is killed, stands still, loses its power, its device or its server while programs
 # stream. ROUNDS_LONG: how often; half an hour or so.

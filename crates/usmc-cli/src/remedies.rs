@@ -69,7 +69,9 @@ pub fn of(reason: Reason) -> Option<&'static str> {
         Reason::NoCommonDevice => "let both ends share an ISM directory (`ism_dir`), or a region",
         Reason::NotHeld => "where addresses are translated, name the other end in `peers`",
         Reason::Declined => "`usmc check --declines` explains the code",
-        Reason::Short => "if such connections are to change over, too: `change_over = \"at-once\"`",
+        Reason::Short | Reason::Brief => {
+            "if such connections are to change over, too: `change_over = \"at-once\"`"
+        }
         // On its way, or over.
         Reason::None | Reason::Pending | Reason::Handshake | Reason::PeerGone => return None,
         // What the program does.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use usmc_tests::build::tests_dir;
+use usmc_tests::fixture::slowness;
 use usmc_tests::vm::Guest;
 use usmc_tests::{build, cluster, flag};
 
@@ -100,6 +101,7 @@ ueids = '{UEID}'
 socket_mode = 666
 {lines}
 END
+        : >/tmp/agent
         $usmc agent --verbose --ism-dir /run/usmc --config /tmp/agent.toml >/tmp/agent 2>&1 &
         until grep -q ready /tmp/agent; do kill -0 $! || {{ cat /tmp/agent; exit 1; }}; sleep 0.1; done"
     ));
@@ -108,7 +110,7 @@ END
 /// Ends a machine's agent, as no connection is left.
 pub(crate) fn end_agent(guest: &mut Guest) {
     let (status, said) = guest.try_run(
-        "pkill -x usmc-agent; for n in $(seq 100); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
+        "pkill -x usmc-agent; for n in $(seq 200); do pgrep -x usmc-agent >/dev/null || exit 0; sleep 0.1; done
         cd /proc/$(pgrep -x usmc-agent) && cat wchan stack && grep -E 'State|ctxt' status; exit 1",
     );
     if status != 0 {
@@ -139,7 +141,7 @@ fn run_by_rdma(
     let begun = Instant::now();
     while ends(server, client) != [count; 2] {
         let (is_over, _) = client.guest.try_run("[ ! -e /tmp/done ]");
-        if is_over != 0 || begun.elapsed() > LONGEST {
+        if is_over != 0 || begun.elapsed() > LONGEST * slowness() {
             let (server, client) = (state(server, ""), state(client, "/tmp/said"));
             panic!("{most:?} of {count} by RDMA\nserver: {server}\nclient: {client}");
         }
@@ -223,7 +225,7 @@ pub(crate) fn two_agents(one: &mut Guest, other: &mut Guest) {
     ));
     start_agent(one, "devices = ['rxe0']");
     one.run(
-        "grep -v socket_mode /tmp/agent.toml >/tmp/agent2.toml
+        "grep -v socket_mode /tmp/agent.toml >/tmp/agent2.toml; : >/tmp/agent2
         $usmc agent --verbose --ism-dir /tmp/ism2 --config /tmp/agent2.toml >/tmp/agent2 2>&1 &
         echo $! >/tmp/agent2.pid
         until grep -q ready /tmp/agent2; do kill -0 $! || { cat /tmp/agent2; exit 1; }; sleep 0.1; done",
@@ -336,7 +338,7 @@ fn move_both(server: &mut End, client: &mut End, port: u16, hows: [&str; 2]) {
         let [said, gate] = ["said", "gate"].map(|what| format!("/tmp/moves-{role}-{what}"));
         let (before, script) = (end.how(), tests_dir().join("programs/python/moves.py"));
         end.guest.run(&format!(
-            "rm -f {gate}; mkfifo {gate}
+            "rm -f {gate}; mkfifo {gate}; : >{said}
             {before} python3 {} {role} {to} {port} {how} {BYTES} {gate} >{said} 2>&1 &
             until grep -q {word} {said}; do kill -0 $! || {{ cat {said}; exit 1; }}; sleep 0.1; done",
             script.display()
@@ -419,7 +421,10 @@ struct Load {
     figure: (&'static str, &'static str),
 }
 
-const LOADS: [Load; 6] = [
+/// Brief connections of each run of the load that leaves them to uSMC.
+const BRIEF: u64 = 600;
+
+const LOADS: [Load; 7] = [
     Load {
         name: "round trips of 14 B, 1 connection, per second",
         port: 6410,
@@ -445,9 +450,15 @@ const LOADS: [Load; 6] = [
         figure: ("SET: ", " requests per second"),
     },
     Load {
-        name: "connections with one request, per second",
+        name: "connections with one request, per second: of uSMC most stay TCP",
         port: 6410,
-        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 150 -k 0 -t ping_mbulk",
+        client: "redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 600 -k 0 -t ping_mbulk",
+        figure: ("PING_MBULK: ", " requests per second"),
+    },
+    Load {
+        name: "connections with one request, per second, each by RDMA",
+        port: 6410,
+        client: "env USMC_CHANGE_OVER=at-once redis-benchmark -h 10.0.0.2 -p PORT -q -c 1 -n 150 -k 0 -t ping_mbulk",
         figure: ("PING_MBULK: ", " requests per second"),
     },
     Load {
@@ -555,7 +566,8 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
         };
         let [smc, tcp] = ["smc_connections", "tcp_fallback"].map(count);
         println!("  {smc} of {} connections of uSMC's servers by RDMA", smc + tcp);
-        assert!(smc > 500 && tcp == 0, "{stats}");
+        // What stays TCP are brief ones, behind those from which the client learns it.
+        assert!(smc > 500 && tcp > 0 && tcp < ROUNDS as u64 * (BRIEF - 16), "{stats}");
         server.run("pkill -x redis-server; pkill -x sockperf; while pgrep -x 'redis-server|sockperf' >/dev/null; do sleep 0.1; done");
     });
 }

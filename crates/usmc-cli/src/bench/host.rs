@@ -313,6 +313,10 @@ impl World {
                 command.env("USMC_REGIONS", "none");
             }
         }
+        if self.is_by_rdma() && env::var_os("USMC_CHANGE_OVER").is_none() {
+            // Else a client of many brief connections has most of them by TCP.
+            command.env("USMC_CHANGE_OVER", "at-once");
+        }
         if let Some(region) = self.own_region() {
             command.env("USMC_REGIONS", region).env("USMC_LOOPBACK", "off");
         } else if let Some(Setting { name, value }) = &self.setting {

@@ -106,7 +106,8 @@ fn between_machines(record: &Record, server: &ServerRecord) -> String {
     );
     if is_by_rdma(record) {
         text += "Agents: those of both hosts, with all that they did meanwhile, for whatever connection. Frames that a device sends by \
-                 itself are not\nthe interface's.\n";
+                 itself are not\nthe interface's. Each connection of `connect` is by RDMA; by default those of one request stay TCP (usmc.toml(5), \
+                 change_over).\n";
     }
     if client.is_emulated() || server.machine.is_emulated() {
         text += "Where machines are emulated TCP's side is, too, and its packets cost far more than on real processors: these \

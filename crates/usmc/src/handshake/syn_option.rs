@@ -12,7 +12,7 @@
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use crate::handshake::{clc, transition};
+use crate::handshake::{brief, clc, transition};
 use crate::host;
 use crate::os::config::{self, TcpOption};
 use crate::os::reason::Reason;
@@ -20,7 +20,7 @@ use crate::os::sys::{self, Errno};
 use crate::os::{kernel_only, log};
 use crate::record::change_over::Call;
 use crate::record::conn::{
-    self, Conn, F_ADOPTED, F_ARMED, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY,
+    self, Conn, F_ADOPTED, F_ARMED, F_BRIEF, F_CHILDREN_TCP, F_COPIED, F_KERNEL_ONLY,
 };
 use crate::record::phase::Phase;
 use crate::record::tuple::{self, Endpoint};
@@ -144,7 +144,12 @@ fn arm_client(fd: i32, conn: &Conn, server: Option<Endpoint>) {
     let board = host::current().board();
     let is_here =
         board.is_listening(None, server) && board.is_listening(Some(tuple::netns(fd)), server);
-    if !is_here {
+    let is_named = || {
+        config::get().opens_fast(|| server.ip(), Some(server.port)) || clc::is_declared(fd, server)
+    };
+    let is_brief = !is_here && !is_named() && brief::stays_tcp(server);
+    conn.set_flag(F_BRIEF, is_brief);
+    if !is_here && !is_brief {
         arm(fd, conn);
     }
 }
@@ -230,6 +235,7 @@ pub fn may_speak(conn: &Conn) -> bool {
 /// Why it is TCP, where `known` is that the peer is not on our device.
 pub fn reason_of(conn: &Conn, known: Reason) -> Reason {
     match (known, outcome(conn).reason()) {
+        (Reason::NotRegistered | Reason::NoOffer, None) if conn.has(F_BRIEF) => Reason::Brief,
         (Reason::NotRegistered | Reason::NoOffer, Some(why)) => why,
         _ => known,
     }

@@ -112,6 +112,8 @@ reasons! {
     Declined = 27, "CLC handshake was declined";
     /// The process forked in the middle of a handshake by CLC.
     Forked = 31, "forked in the middle of the handshake";
+    /// Others to that server, which is on another host, were over after a few calls ([`crate::handshake::brief`]).
+    Brief = 46, "connections to this server were brief lately";
     /// Few calls were made on it so far ([`crate::record::change_over`]).
     Short = 17, "too little use so far to change over";
 }

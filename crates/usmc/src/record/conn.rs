@@ -79,6 +79,9 @@ pub const F_SCRIBBLED: u32 = 1 << 21;
 /// The socket is a deputy ([`crate::handshake::clc::deputy`]): an agent has its other end, and the connection to another host.
 pub const F_DEPUTY: u32 = 1 << 22;
 
+/// The connection's SYN says no SMC, as those to its server were brief lately ([`crate::handshake::brief`]).
+pub const F_BRIEF: u32 = 1 << 23;
+
 /// Times a connection comes back from the ring and may go there again.
 pub const RETURNS: usize = 3;
 

@@ -8,13 +8,13 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use super::{Outcome, connect};
 use crate::family::holders::{self, Remaining};
 use crate::family::passed_on;
-use crate::handshake::{clc, transition};
+use crate::handshake::{brief, clc, transition};
 use crate::os::events::HUP;
 use crate::os::process::{self, OWES_END, OWES_SHUT_RD, OWES_SHUT_WR};
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
-use crate::os::{errno, sys};
-use crate::record::conn::{self, Conn, F_CLC, F_TUNED};
+use crate::os::{clock, errno, sys};
+use crate::record::conn::{self, Conn, F_CLC, F_DEPUTY, F_TUNED};
 use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::users::{CALL, Left};
@@ -130,6 +130,7 @@ fn last_left(fd: i32, index: u32) {
             && is_live(conn)
             && is_last(fd, conn, slot)
         {
+            learn(conn);
             say_goodbye(fd, conn, slot);
         }
         transition::end(conn)
@@ -254,6 +255,22 @@ pub fn call_ended((index, left): (u32, Left)) {
 /// Whether the peer may use the ring already.
 fn is_live(conn: &Conn) -> bool {
     matches!(conn.phase(), Phase::Attached | Phase::Ring)
+}
+
+/// Of a connection that ends and that an agent has: what its server is to expect.
+fn learn(conn: &Conn) {
+    if conn.has(F_DEPUTY)
+        && conn.clc.has_connected.load(Relaxed) != 0
+        && let Some(record) = observer::record_of(conn)
+    {
+        // A deputy is the accepting end of its pair.
+        let server = transition::stored(conn).client;
+        let calls = [&record.tx_calls, &record.rx_calls].map(|calls| calls.load(Relaxed));
+        let bytes = record.tx_bytes.load(Relaxed) + record.rx_bytes.load(Relaxed);
+        // The handshake's last step was the hand-over.
+        let lasted = clock::now_ms().wrapping_sub(conn.clc.since.load(Relaxed));
+        brief::ended(server, brief::Use { calls, bytes, lasted });
+    }
 }
 
 /// The process ends, and the kernel closes `fd`: the peer is told what a close tells. The caller has both locks.
