@@ -339,10 +339,13 @@ fn watch(name: String, marker: String, limit: Duration, expired: Arc<AtomicBool>
     alive
 }
 
-/// How many times longer than on two idle cores a test may take: by the cores that there are, and by the share of them that
-/// this process gets.
-fn slowness() -> u32 {
+/// How many times longer than on two idle cores of the machine that limits were made on a test may take: by the cores that there are, by the
+/// share of them that this process gets, and by how long a program takes to start and end.
+pub fn slowness() -> u32 {
     const SPIN: Duration = Duration::from_millis(50);
+    const STARTS: usize = 5;
+    /// What the fastest of some starts takes there.
+    const START: Duration = Duration::from_millis(1);
     /// A tenth of a core for each of two threads.
     const MOST: u32 = 10;
     static SLOWNESS: OnceLock<u32> = OnceLock::new();
@@ -353,7 +356,12 @@ fn slowness() -> u32 {
         let share = spent.as_secs_f64() / used.max(SPIN / MOST).as_secs_f64();
         let few =
             if thread::available_parallelism().map_or(1, usize::from) < 2 { 2.0 } else { 1.0 };
-        ((share * few).round() as u32).clamp(1, MOST)
+        let starts = (0..STARTS).filter_map(|_| {
+            let start = Instant::now();
+            Command::new("true").status().is_ok().then(|| start.elapsed())
+        });
+        let start = starts.min().unwrap_or(START).as_secs_f64() / START.as_secs_f64();
+        ((share * few).max(1.0) * start.max(1.0)).round().clamp(1.0, f64::from(MOST)) as u32
     })
 }
 

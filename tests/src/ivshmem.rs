@@ -18,7 +18,7 @@ use usmc_shm::region::Region;
 use usmc_shm::region::peers::Identity;
 
 /// No answer of the server's takes so long.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Receives bytes and descriptors. 0 bytes: the end.
 ///

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::fixture::slowness;
 use crate::procfs;
 
 const HEADER: u64 = 4096;
@@ -246,7 +247,7 @@ impl Crowd {
             }
             let idle = now - member.since;
             assert!(
-                idle < PATIENCE,
+                idle < PATIENCE * slowness(),
                 "process {} hangs:\n{}",
                 member.pid,
                 procfs::describe(&self.marker)

@@ -61,7 +61,7 @@ pub fn again_if_a_kernel_panics(test: impl Fn()) {
         resume_unwind(why);
     }
     // Not by a macro, whose output is shown of failed tests only.
-    let _ = writeln!(io::stderr(), "a machine's kernel panicked: the test starts anew");
+    let _ = writeln!(io::stderr(), "a machine's kernel panicked: others go on");
     test();
 }
 

@@ -98,7 +98,7 @@ fn figures_between_two_hosts_are_of_rdma_and_agents_say_what_it_took() {
     let fixture = &bench.world.fixture;
     let file = fixture.scratch().join("json");
     let shown = file.to_string_lossy();
-    let options = ["--rounds", "1", "--duration", "0.3", "--json", &shown];
+    let options = ["--rounds", "1", "--duration", "1", "--json", &shown];
     let workloads = ["pingpong", "stream", "connect", "redis/c50"];
     let mut measured = bench.measures(&[&options[..], &workloads].concat());
     let is_measured = measured.wait().success();
@@ -151,8 +151,11 @@ fn figures_between_two_hosts_are_of_rdma_and_agents_say_what_it_took() {
         assert!(is_so && frames("tcp") > 0.0, "{name}: {case}");
         println!("{name}: {agents}");
     }
-    let connections = &cases[3]["agents"]["established"]["each"]["median"];
-    assert!((2.0..2.5).contains(&number(connections)), "both ends of each: {connections}");
+    // Both ends of each connection, and those of two others: one is under way at the beginning of the run, and one at its end.
+    let ends = &cases[3]["agents"]["established"];
+    let [run, each] = ["run", "each"].map(|of| number(&ends[of]["median"]));
+    let others = run - 2.0 * (run / each);
+    assert!((-0.5..4.5).contains(&others), "{ends}");
     for words in ["posts, WRs and completions of agents", "server: TCP → uSMC, + agents", "Agents:"]
     {
         assert!(table.contains(words), "{words} in {table}");

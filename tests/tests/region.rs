@@ -478,8 +478,11 @@ fn a_member_that_scribbles_ends_nobody() {
     scribbler.line_after("begins");
     let pids: Vec<i32> = sufferers.iter().map(Process::pid).collect();
     let (mut in_ring, mut seen) = (0, 0);
-    let end = Instant::now() + Duration::from_secs(8);
-    while Instant::now() < end {
+    let begun = Instant::now();
+    while in_ring <= 20 || begun.elapsed() < Duration::from_secs(8) {
+        // The rest takes its time, too.
+        let is_late = world.fixture.time_left() < Duration::from_secs(15);
+        assert!(!is_late, "the peer's bytes met nobody: {in_ring} of {seen}");
         let ends = ss::list();
         let ours = ends.iter().filter(|end| pids.contains(&end.pid) && end.state != "LISTEN");
         ours.for_each(|end| {
@@ -488,7 +491,6 @@ fn a_member_that_scribbles_ends_nobody() {
         });
     }
     println!("{in_ring} of {seen} connections in shared memory");
-    assert!(in_ring > 20, "the peer's bytes met nobody");
     scribbler.close_stdin();
     println!("{} bursts", scribbler.line_after("scribbled"));
     scribbler.succeed();

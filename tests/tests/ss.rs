@@ -63,19 +63,24 @@ fn both_ends_agree_wherever_a_handshake_rests() {
     for requests in 1..=6u64 {
         client.say("talk");
         client.line_after("round");
-        let ends = [&client, &server].map(|process| connection(&fixture, process));
-        for end in &ends {
-            let bytes = [end["tx_bytes"].as_u64(), end["rx_bytes"].as_u64()];
-            assert_eq!(bytes, [Some(100 * requests); 2], "after {requests}: {end}");
-        }
-        let [one, other] = &ends;
-        assert_eq!(one["mode"], other["mode"], "after {requests}: {one} {other}");
-        let reason = "fallback_reason";
-        assert_eq!(one[reason], other[reason], "after {requests}: {one} {other}");
+        // An end counts behind the call whose bytes the other one has, and may look at the handshake behind that.
+        let ends = fixture.wait_until_so(
+            "both ends to agree",
+            || [&client, &server].map(|process| connection(&fixture, process)).to_vec().into(),
+            |ends: &Value| {
+                let [one, other] = [&ends[0], &ends[1]];
+                let have_counted = [one, other].iter().all(|end| {
+                    let bytes = [end["tx_bytes"].as_u64(), end["rx_bytes"].as_u64()];
+                    bytes == [Some(100 * requests); 2]
+                });
+                let mut shown = ["mode", "fallback_reason"].iter();
+                have_counted && shown.all(|what| one[what] == other[what])
+            },
+        );
         for process in [&client, &server] {
             assert_eq!(counted(&fixture, process, "handshake_errors"), 0, "after {requests}");
         }
-        modes.push(one["mode"].as_str().unwrap_or_default().to_owned());
+        modes.push(ends[0]["mode"].as_str().unwrap_or_default().to_owned());
     }
     assert_eq!((&modes[0][..], &modes[5][..]), ("TCP", "SMCD"), "{modes:?}");
     assert_eq!(counted(&fixture, &server, "smc_connections"), 1);

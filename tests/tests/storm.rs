@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use usmc_tests::fixture::DEVICE_PREFIX;
+use usmc_tests::fixture::{DEVICE_PREFIX, slowness};
 use usmc_tests::region::{self, Hosts};
 use usmc_tests::storm::{
     CHILD, CLIENT, Crowd, Handle, Header, Member, PROTECTED, ROOT, Size, Table, WORKER,
@@ -199,7 +199,7 @@ impl Storm {
     /// Lets all streams come to their end, and looks at them.
     fn calm(&mut self) {
         self.table.put(Header::Pause, 1);
-        let until = Instant::now() + Duration::from_secs(90);
+        let until = Instant::now() + Duration::from_secs(90) * slowness();
         loop {
             let mut left = self.crowd.refresh(&self.table).to_vec();
             left.retain(|m| m.busy > 0 || m.role == CHILD);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use usmc_fake_verbs::fabric::{DIRECTORY, Fabric};
-use usmc_tests::fixture::tool;
+use usmc_tests::fixture::{slowness, tool};
 use usmc_tests::ss::{self, Socket};
 use usmc_tests::{Fixture, Process, build, is_plain, procfs};
 
@@ -114,7 +114,7 @@ impl Machine {
 
     /// Waits until the connections of a port are as they should be.
     fn until(&self, port: u16, what: &str, mut is_it: impl FnMut(&[Socket]) -> bool) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(20) * slowness();
         loop {
             let seen = self.connections(port);
             if is_it(&seen) {

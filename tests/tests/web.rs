@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
+use usmc_tests::fixture::slowness;
 use usmc_tests::{Fixture, Process, procfs};
 
 const CONFIG: &str = "
@@ -100,6 +103,15 @@ fn wrk(fixture: &Fixture, port: u16, args: &[&str], path: &str) -> Process {
     fixture.spawn(command)
 }
 
+/// Lets a load go on for a while once it was seen in shared memory, and ends it; what it says. One that ends by itself may be over before a slow
+/// machine has looked.
+fn end_of_seen(fixture: &Fixture, port: u16, mut load: Process) -> String {
+    fixture.assert_serves_smcd(port);
+    thread::sleep(Duration::from_secs(1) * slowness());
+    load.signal(libc::SIGINT);
+    load.succeed()
+}
+
 /// Every answer was right and no connection failed.
 fn assert_all_well(output: &str) {
     assert!(!output.contains("Socket errors") && !output.contains("Non-2xx"), "{output}");
@@ -121,9 +133,8 @@ fn end(fixture: Fixture, mut web: Web) {
 fn keep_alive_with_two_workers() {
     let fixture = Fixture::new("nginx keep-alive");
     let web = serve(&fixture, false, true);
-    let mut load = wrk(&fixture, web.port, &["-t2", "-c64", "-d2s"], "/");
-    fixture.assert_serves_smcd(web.port);
-    assert_all_well(&load.succeed());
+    let load = wrk(&fixture, web.port, &["-t2", "-c64", "-d60s"], "/");
+    assert_all_well(&end_of_seen(&fixture, web.port, load));
     end(fixture, web);
 }
 
@@ -189,9 +200,8 @@ fn connection_close() {
     let args = ["-t1", "-c10", "-d2s", "-H", "Connection: close"];
     assert_all_well(&wrk(&fixture, web.port, &args, "/").succeed());
     // And the next one that stays is accelerated.
-    let mut load = wrk(&fixture, web.port, &["-t1", "-c10", "-d1s"], "/");
-    fixture.assert_serves_smcd(web.port);
-    assert_all_well(&load.succeed());
+    let load = wrk(&fixture, web.port, &["-t1", "-c10", "-d60s"], "/");
+    assert_all_well(&end_of_seen(&fixture, web.port, load));
     end(fixture, web);
 }
 
@@ -199,9 +209,8 @@ fn connection_close() {
 fn proxy_with_kept_upstream_connections() {
     let fixture = Fixture::new("nginx proxy");
     let web = serve(&fixture, false, false);
-    let mut load = wrk(&fixture, web.port, &["-t1", "-c32", "-d2s"], "/proxied/");
-    fixture.assert_serves_smcd(web.port);
-    assert_all_well(&load.succeed());
+    let load = wrk(&fixture, web.port, &["-t1", "-c32", "-d60s"], "/proxied/");
+    assert_all_well(&end_of_seen(&fixture, web.port, load));
     end(fixture, web);
 }
 
@@ -248,9 +257,8 @@ fn reload_under_load_goes_on_serving() {
         let workers = procfs::children(web.nginx.pid());
         !workers.is_empty() && !workers.iter().any(|w| old.contains(w))
     });
-    let mut load = wrk(&fixture, web.port, &["-t1", "-c20", "-d1s"], "/");
-    fixture.assert_serves_smcd(web.port);
-    assert_all_well(&load.succeed());
+    let load = wrk(&fixture, web.port, &["-t1", "-c20", "-d60s"], "/");
+    assert_all_well(&end_of_seen(&fixture, web.port, load));
     end(fixture, web);
 }
 
@@ -276,9 +284,8 @@ fn upgraded_binary_goes_on_with_the_listeners() {
     fixture.wait_until("a worker of the new binary", || takes_signals(new));
     signal(old, libc::SIGQUIT);
     fixture.wait_until("the old binary to end", || procfs::has_ended(old));
-    let mut load = wrk(&fixture, port, &["-t1", "-c20", "-d1s"], "/");
-    fixture.assert_serves_smcd(port);
-    assert_all_well(&load.succeed());
+    let load = wrk(&fixture, port, &["-t1", "-c20", "-d60s"], "/");
+    assert_all_well(&end_of_seen(&fixture, port, load));
     signal(new, libc::SIGQUIT);
     fixture.wait_until("the new binary to end", || procfs::has_ended(new));
     fixture.finish();

@@ -431,7 +431,8 @@ fn a_host_that_stops_tells_its_peers_at_once() {
     stage.hosts[0].driver.stop();
     let begun = Instant::now();
     stage.run("the peer's end", |stage| stage.hosts[1].applications[&0].is_aborted());
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // What only the end of its TCP says is believed ten seconds later.
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
 }
 
 #[test]

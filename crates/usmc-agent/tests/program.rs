@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use usmc_fake_verbs::fabric::{Call, DIRECTORY, Fabric};
 use usmc_shm::agent::Role;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("program-{}-{name}", std::process::id()))

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::program::{Program, Step};
+use crate::fixture::slowness;
 use crate::region::Hosts;
 use crate::{Fixture, Process, build, procfs};
 
@@ -19,8 +20,6 @@ pub const PROCESSES: usize = 2;
 pub const MOST_PROCESSES: usize = 6;
 /// Handles for sockets and epoll sets (`HANDLES` in `programs/actor/actor.c`).
 pub const MOST_HANDLES: i64 = 64;
-/// A step that does not come to rest in this time hangs.
-const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// A thread that sleeps is looked at again after this time: nothing tells that a thread has fallen asleep.
 const PAUSE: Duration = Duration::from_micros(60);
 /// A thread under uSMC that sleeps for this long sleeps for good: nothing that wakes it takes longer.
@@ -35,6 +34,11 @@ const STREAM_REST: Duration = Duration::from_millis(450);
 
 /// How the answer of a `fill` begins that ended without room (EAGAIN).
 const FULL: &str = "-1 11 ";
+
+/// A step that does not come to rest in this time hangs.
+fn step_limit() -> Duration {
+    Duration::from_secs(5) * slowness()
+}
 
 /// How fast a world over TCP goes from step to step where somebody sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,7 +164,7 @@ impl<'a> World<'a> {
                     count -= 1;
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    assert!(start.elapsed() < 2 * STEP_LIMIT, "{count} threads did not report");
+                    assert!(start.elapsed() < 2 * step_limit(), "{count} threads did not report");
                     thread::sleep(PAUSE);
                 }
                 Err(e) => panic!("accept: {e}"),
@@ -346,7 +350,7 @@ impl<'a> World<'a> {
             for (process, pid) in ended {
                 asleep_since = None;
                 // Its control connection is not the last thing that a process closes.
-                while !procfs::has_ended(pid) && start.elapsed() < STEP_LIMIT {
+                while !procfs::has_ended(pid) && start.elapsed() < step_limit() {
                     thread::yield_now();
                 }
                 self.workers.retain(|key, _| key.0 != process);
@@ -367,7 +371,7 @@ impl<'a> World<'a> {
                 asleep_since = None;
                 thread::yield_now();
             }
-            if start.elapsed() > STEP_LIMIT {
+            if start.elapsed() > step_limit() {
                 self.stuck = true;
                 let busy = self.workers.iter().filter(|(_, w)| w.at_work);
                 for ((p, t), _) in busy {
@@ -418,7 +422,7 @@ impl Worker {
     /// Takes a thread's greeting: its process and number in the program, its pid and tid.
     fn meet(mut stream: UnixStream) -> ((usize, usize), Worker) {
         stream.set_nonblocking(false).expect("a socket");
-        stream.set_read_timeout(Some(STEP_LIMIT)).expect("a socket");
+        stream.set_read_timeout(Some(step_limit())).expect("a socket");
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
             let mut byte = [0];

@@ -62,7 +62,7 @@ fn talk(
 ) {
     let (program, address) = (program.display(), one.address());
     let (status, text) = other.try_run(&format!(
-        "{how} -- {program} talk {address} {port} {waits} {count} {bytes} >/tmp/talk.{port} 2>&1 &
+        ": >/tmp/talk.{port}; {how} -- {program} talk {address} {port} {waits} {count} {bytes} >/tmp/talk.{port} 2>&1 &
         until grep -q done /tmp/talk.{port}; do kill -0 $! || {{ cat /tmp/talk.{port}; exit 1; }}; sleep 0.1; done"
     ));
     if status != 0 {
@@ -249,8 +249,8 @@ pub(crate) fn a_gigabyte(one: &mut Guest, other: &mut Guest) {
 pub(crate) const PINGS: [(u16, u64); 2] = [(9101, 1_000), (9102, 101_000)];
 /// System calls that the longer run may have more: of threads that stood still for too long, as guests do beside other work.
 const MORE_CALLS: i64 = 1000;
-/// Frames on the cable that it may have more: of the handshake, which goes on beside the first messages, too.
-pub(crate) const MORE_FRAMES: i64 = 100;
+/// Frames on the cable that it may have more: of the handshake, which goes on beside the first messages, and of such threads, whose peers sleep.
+pub(crate) const MORE_FRAMES: i64 = 1000;
 
 /// Counts the calls of the programs, by the kernel itself: strace(1) stops a program at each for longer than a message takes, and so
 /// makes waits of what is none.

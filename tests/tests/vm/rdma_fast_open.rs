@@ -17,8 +17,10 @@ const CONNECTIONS: usize = 6;
 /// What each way takes while times are taken, in milliseconds, and what a round trip takes.
 const DELAY: u32 = 150;
 const ROUND_TRIP: f64 = 2.0 * DELAY as f64;
-/// A time is that of so many round trips, but for this part of one.
-const SLACK: f64 = 0.3;
+/// The times of two clients differ by a round trip, but for this part of one.
+const SLACK: f64 = 0.5;
+/// A time may be shorter than its round trips by this part of one: clocks are not exact.
+const EARLY: f64 = 0.1;
 
 /// Where the scripts are.
 fn python(script: &str) -> String {
@@ -34,7 +36,7 @@ pub(crate) fn opens(one: &mut Guest, other: &mut Guest) {
         let (serves, script) = (server.smc.how(), python("echo.py"));
         // AF_SMC asks for no Fast Open: all listeners take part.
         server.guest.run(&format!(
-            "sysctl -qw net.ipv4.tcp_fastopen=1027
+            "sysctl -qw net.ipv4.tcp_fastopen=1027; : >/tmp/echo
             sleep 900 | USMC_FAST_OPEN={from} {serves} {script} mirror - {to} {port} >/tmp/echo 2>&1 &
             echo $! >/tmp/echo.pid
             until grep -q listening /tmp/echo; do kill -0 $! || {{ cat /tmp/echo; exit 1; }}; sleep 0.1; done"
@@ -53,17 +55,20 @@ pub(crate) fn opens(one: &mut Guest, other: &mut Guest) {
                 "modprobe -C /dev/null -d $modules sch_netem; tc qdisc add dev eth0 root netem delay {DELAY}ms"
             ));
         }
-        for (key, expected) in [("USMC_PEERS", round_trips + 1), ("USMC_FAST_OPEN", round_trips)] {
+        let clients = [("USMC_PEERS", round_trips + 1), ("USMC_FAST_OPEN", round_trips)];
+        let [without, with] = clients.map(|(key, expected)| {
             let said = connect(server, client, key, port);
             let took = |at| times(&said, at).skip(1).fold(f64::MAX, f64::min) / ROUND_TRIP;
             let (made, answered) = (took(1), took(2));
             println!(
                 "  {key}: connected after {made:.2} round trips, an answer after {answered:.2}"
             );
-            assert!((made - 1.0).abs() <= SLACK, "{said}");
-            assert!((answered - expected as f64).abs() <= SLACK, "{said}");
+            // A slow machine makes each of them longer by as much.
+            assert!(made >= 1.0 - EARLY && answered >= expected as f64 - EARLY, "{said}");
             end(client.guest, "opens");
-        }
+            answered
+        });
+        assert!((without - with - 1.0).abs() <= SLACK, "{without} and {with} round trips");
         for guest in [&mut *server.guest, &mut *client.guest] {
             guest.run("tc qdisc del dev eth0 root");
         }
@@ -76,7 +81,7 @@ pub(crate) fn opens(one: &mut Guest, other: &mut Guest) {
 fn connect(server: &mut End, client: &mut End, key: &str, port: u16) -> String {
     let (to, calls, script) = (server.guest.address(), client.smc.how(), python("opens.py"));
     let said = client.guest.run(&format!(
-        "sleep 900 | {key}={to} {calls} {script} blocking {to} {port} {CONNECTIONS} >/tmp/opens 2>&1 &
+        ": >/tmp/opens; sleep 900 | {key}={to} {calls} {script} blocking {to} {port} {CONNECTIONS} >/tmp/opens 2>&1 &
         echo $! >/tmp/opens.pid
         for n in $(seq 300); do grep -qE '^open|rror' /tmp/opens && break; sleep 0.1; done
         cat /tmp/opens"

@@ -79,7 +79,7 @@ fn under_load(server: &mut End, client: &mut End, cuts: &[(usize, Cut)]) {
         |end: &End, words: &str| format!("{} python3 {} {words}", end.smc.how(), script.display());
     let serve = command(server, &format!("serve {to} {PORT} {CONNECTIONS}"));
     server.guest.run(&format!(
-        "{serve} >/tmp/served 2>&1 &
+        ": >/tmp/served; {serve} >/tmp/served 2>&1 &
         until grep -q ready /tmp/served; do kill -0 $! || {{ cat /tmp/served; exit 1; }}; sleep 0.1; done"
     ));
     let call = command(client, &format!("call {to} {PORT} {CONNECTIONS} /tmp/at /tmp/stop"));

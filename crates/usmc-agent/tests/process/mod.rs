@@ -46,8 +46,10 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 /// log2 of a ring's bytes.
 pub(crate) const SHIFT: u32 = 14;
-/// A test takes as long at most.
+/// A wait of a test's takes as long at most. An agent that is not woken looks at everything as late as that.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// An agent runs for as long at most.
+const LIFE: Duration = Duration::from_secs(300);
 
 /// Descriptors of this process are counted: one test at a time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
@@ -134,7 +136,7 @@ fn serve(
 ) -> Seen {
     let (started, mut seen) = (Instant::now(), Seen::default());
     while agent.stage() != Stage::Done {
-        assert!(started.elapsed() < LIMIT, "{seen:?} {:?}", agent.stage());
+        assert!(started.elapsed() < LIFE, "{seen:?} {:?}", agent.stage());
         let service = agent.service();
         seen.rooms = seen.rooms.max(service.rooms());
         let now = [service.rooms(), service.driver().adapters.registrations()];

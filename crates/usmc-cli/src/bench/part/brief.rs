@@ -99,7 +99,7 @@ impl Crowd {
         Ok(Crowd { spec: spec.clone(), set, guests, request, answer })
     }
 
-    /// Connects, asks and closes for so long; the number of connections that were finished in that time.
+    /// Connects, asks and closes for so long, and until one was finished; the number of connections that were finished in that time.
     fn run(&mut self, length: Duration) -> Result<u64> {
         let begin = Instant::now();
         for at in 0..self.guests.len() {
@@ -107,7 +107,7 @@ impl Crowd {
         }
         let mut done = 0;
         let mut events = [EpollEvent::empty(); EVENTS];
-        while begin.elapsed() < length {
+        while done == 0 || begin.elapsed() < length {
             let count = match self.set.wait(&mut events, EpollTimeout::from(100u8)) {
                 Err(nix::errno::Errno::EINTR) => continue,
                 other => other.context("epoll_wait")?,
