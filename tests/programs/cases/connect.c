@@ -625,7 +625,7 @@ CASE(first_requests_wait_for_no_acknowledgement) {
         late += longest > 0.035;
         close(fd);
     }
-    // A machine that was stopped may be late, but not half of the time.
-    CHECK(late < TALKS / 2);
+    // A loaded machine may be late often, but an acknowledgement that is held back makes every talk late.
+    CHECK(late < TALKS);
     child_succeeds(server);
 }

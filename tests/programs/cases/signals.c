@@ -1,5 +1,5 @@
 // Signals during calls, and processes that stop and go on.
-#include "peer.h"
+#include "pair.h"
 
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -101,15 +101,6 @@ static void signal_at_moment(void *arg) {
     }
 }
 
-// The peer reads some, and the connection is full again. Where nothing is read for a second, the sender of a 32-bit program, or to one,
-// goes back to TCP.
-static void keep_in_ring(struct pair p, size_t *read, size_t *sent) {
-    enum { PART = 100000 };
-    EQ(peer_call(P_RECV_PATTERN, p.peer, 1, *read, PART), 0);
-    *read += PART;
-    *sent += fill(p.fd, 1, *sent);
-}
-
 // A call that nobody can wake looks every millisecond. Whatever it does when a signal comes, the handler ends it, or not, as it
 // would end a sleep.
 PAIR_CASE(signal_between_two_looks_is_one_in_a_sleep) {
@@ -148,8 +139,7 @@ PAIR_CASE(signal_between_two_looks_is_one_in_a_sleep) {
     handle(SIGUSR1, SA_RESTART);
     for (moment = 1; moment <= MOMENTS; moment++) {
         signals = 0;
-        if (looks)
-            keep_in_ring(p, &read, &sent);
+        keep_in_ring(p, &read, &sent);
         pid_t pid = child(looks ? signal_at_moment : signal_sleeper, looks ? NULL : (void *)SIGUSR1);
         FAILS(poll(&f, 1, -1), EINTR);
         EQ(signals, 1);
@@ -205,9 +195,11 @@ PAIR_CASE(calls_are_interrupted_without_sa_restart) {
     pid_t pid = child(signal_sleeper, (void *)(intptr_t)SIGUSR1);
     EQ(recv(p.fd, buf, 8, MSG_WAITALL), 3);
     child_succeeds(pid);
-    fill(p.fd, 1, 0);
+    size_t got = 0, sent = fill(p.fd, 1, 0);
     INTERRUPTED(send(p.fd, &c, 1, 0));
+    keep_in_ring(p, &got, &sent);
     INTERRUPTED(write(p.fd, &c, 1));
+    keep_in_ring(p, &got, &sent);
     INTERRUPTED(sendmsg(p.fd, &msg, 0));
     close(ep);
     close(p.fd);
@@ -230,9 +222,11 @@ PAIR_CASE(receiving_and_sending_restart_with_sa_restart) {
     RESTARTED(recv(p.fd, &c, 1, 0));
     RESTARTED(read(p.fd, &c, 1));
     RESTARTED(recvmsg(p.fd, &msg, MSG_PEEK));
-    fill(p.fd, 1, 0);
+    size_t got = 0, sent = fill(p.fd, 1, 0);
     RESTARTED(send(p.fd, &c, 1, 0));
+    keep_in_ring(p, &got, &sent);
     RESTARTED(writev(p.fd, &iov, 1));
+    keep_in_ring(p, &got, &sent);
     // Which says nothing about sending.
     timeout_option(p.fd, SO_RCVTIMEO, 20);
     RESTARTED(send(p.fd, &c, 1, 0));
@@ -347,10 +341,21 @@ PAIR_CASE(handler_uses_the_socket_the_call_sleeps_on) {
     pair_close(p);
 }
 
+static volatile sig_atomic_t alarms_go_on;
+// The next alarm comes so long after the handler: however slow that is, what it interrupts goes on in between.
+static const struct itimerval next_alarm = {.it_value = {0, 40}};
+
+static void send_and_set_alarm(int s) {
+    send_from_handler(s);
+    // The last one may come when the timer has been stopped.
+    if (alarms_go_on)
+        OK(setitimer(ITIMER_REAL, &next_alarm, NULL));
+}
+
 // In the middle of whatever step of the change-over; what it sends arrives once, among the rest.
 CASE(handler_sends_while_connections_change_over) {
-    struct sigaction action = {.sa_handler = send_from_handler, .sa_flags = SA_RESTART};
-    struct itimerval often = {{0, 50}, {0, 50}}, never = {0};
+    struct sigaction action = {.sa_handler = send_and_set_alarm, .sa_flags = SA_RESTART};
+    struct itimerval never = {0};
     OK(sigaction(SIGALRM, &action, NULL));
     uint16_t port;
     int listener = listen_here(&port);
@@ -359,7 +364,8 @@ CASE(handler_sends_while_connections_change_over) {
         int ends[2] = {i % 2 ? client : server, i % 2 ? server : client};
         handler_fd = ends[0];
         signals = 0;
-        OK(setitimer(ITIMER_REAL, &often, NULL));
+        alarms_go_on = true;
+        OK(setitimer(ITIMER_REAL, &next_alarm, NULL));
         for (int n = 0; n < 20; n++) {
             EQ(send(ends[0], "m", 1, 0), 1);
             EQ(send(ends[1], "n", 1, 0), 1);
@@ -367,6 +373,7 @@ CASE(handler_sends_while_connections_change_over) {
             EQ(recv(ends[0], &c, 1, 0), 1);
             EQ(c, 'n');
         }
+        alarms_go_on = false;
         OK(setitimer(ITIMER_REAL, &never, NULL));
         OK(shutdown(ends[0], SHUT_WR));
         int of_main = 0, of_handler = 0;
