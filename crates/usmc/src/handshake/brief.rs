@@ -24,8 +24,8 @@ use crate::record::tuple::Endpoint;
 const ENOUGH: u32 = 16;
 /// How long ago they may have begun to end, and how long what they have taught is true.
 const WINDOW_MS: u32 = 1000;
-/// How often a server of brief connections is tried by RDMA.
-const TRY_MS: u32 = 100;
+/// How often a server of brief connections is tried by RDMA: before what they have taught is old.
+const TRY_MS: u32 = 500;
 
 /// Calls of a connection in either direction, and its bytes in both, from which on it has lasted. By system calls, not by a clock: a connection
 /// by RDMA costs an end some sixty more than TCP's, and a message saves four to seven.
