@@ -136,7 +136,7 @@ fn change<T>(server: Endpoint, to: impl Fn(State) -> (State, T)) -> T {
         if new == word || (state == State::Unknown && !known) {
             return given;
         }
-        match place.compare_exchange_weak(word, new, Relaxed, Relaxed) {
+        match place.compare_exchange(word, new, Relaxed, Relaxed) {
             Ok(_) => return given,
             Err(now) => word = now,
         }
