@@ -12,7 +12,7 @@ use std::process::Command;
 use usmc_fake_verbs::fabric::{DIRECTORY, Fabric, VISIBLE};
 
 use crate::netns::{Netns, ROOT};
-use crate::network::{At, CLIENT, Network, SERVER};
+use crate::network::{self, At, CLIENT, Network, SERVER};
 use crate::ss::Socket;
 use crate::{Fixture, Process, build};
 
@@ -144,6 +144,20 @@ pub fn agents_of(fixture: &Fixture, network: &Network) -> [(Process, PathBuf); 2
         let agent = start(fixture, command, &fabric, (host, &dirs[host]), &[]);
         (agent, dirs[host].clone())
     })
+}
+
+/// Ends such agents, and all that the network had for a test.
+///
+/// # Panics
+/// When something is left.
+pub fn end_agents(fixture: Fixture, network: Network, agents: [Process; 2]) {
+    for mut agent in agents {
+        agent.signal(libc::SIGTERM);
+        agent.wait();
+    }
+    assert!(network::ebpf("unload", network.cgroup()).status.success());
+    network.end();
+    fixture.finish();
 }
 
 /// A host's ISM directory. Its device is on the fabric.

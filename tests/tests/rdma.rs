@@ -10,7 +10,7 @@ use usmc_tests::build::{system_program, tests_dir};
 use usmc_tests::network::{self, At, Network};
 use usmc_tests::procfs::sleeps_in;
 use usmc_tests::rdma::world::{CLIENT, SERVER, World};
-use usmc_tests::rdma::{activate_for_loopback, agents_of, share};
+use usmc_tests::rdma::{activate_for_loopback, agents_of, end_agents, share};
 use usmc_tests::{Fixture, Process, is_plain};
 
 fn python(world: &World, host: usize, args: &[&str]) -> Process {
@@ -440,7 +440,7 @@ fn redis_serves_another_host() {
 #[cfg(target_arch = "x86_64")]
 fn hosts_that_say_smc() {
     let Some((fixture, network)) = Network::with_programs("SMC is said") else { return };
-    let [(mut one, near), (mut other, far)] = agents_of(&fixture, &network);
+    let [(one, near), (other, far)] = agents_of(&fixture, &network);
     let echo = tests_dir().join("programs/python/echo.py");
     let cases = [
         (true, "server", "client", (2, 2)),
@@ -487,13 +487,7 @@ fn hosts_that_say_smc() {
     }
     connections_are_made_between_two_questions(&fixture, &network, (&near, &far));
     connections_are_made_before_a_sleep(&fixture, &network, (&near, &far));
-    for agent in [&mut one, &mut other] {
-        agent.signal(libc::SIGTERM);
-        agent.wait();
-    }
-    assert!(network::ebpf("unload", network.cgroup()).status.success());
-    network.end();
-    fixture.finish();
+    end_agents(fixture, network, [one, other]);
 }
 
 /// A client that is not made to wait asks what the server has said, and then whether the connection is made: its answer comes in between.

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use usmc_tests::build::tests_dir;
 use usmc_tests::network::{self, At, Network};
-use usmc_tests::rdma::agents_of;
 use usmc_tests::rdma::world::finish;
+use usmc_tests::rdma::{agents_of, end_agents};
 use usmc_tests::{Fixture, Process};
 
 /// So many brief ones within a second, and those that follow stay TCP (`handshake/brief.rs`).
@@ -89,7 +89,7 @@ impl<'a> Ends<'a> {
 fn a_server_of_brief_connections_stays_tcp_for_a_while() {
     const HELD: usize = 20;
     let Some((fixture, network)) = Network::with_programs("brief connections") else { return };
-    let [(mut one, near), (mut other, far)] = agents_of(&fixture, &network);
+    let [(one, near), (other, far)] = agents_of(&fixture, &network);
     let ends = |setting| Ends::new(&fixture, &network, [&near, &far], setting);
 
     let mut some = ends(("USMC_LOG", ""));
@@ -121,11 +121,5 @@ fn a_server_of_brief_connections_stays_tcp_for_a_while() {
         all.close();
         all.end();
     }
-    for agent in [&mut one, &mut other] {
-        agent.signal(libc::SIGTERM);
-        agent.wait();
-    }
-    assert!(network::ebpf("unload", network.cgroup()).status.success());
-    network.end();
-    fixture.finish();
+    end_agents(fixture, network, [one, other]);
 }

@@ -20,11 +20,11 @@ use usmc_shm::sync::Ordering::Relaxed;
 use crate::os::{clock, config};
 use crate::record::tuple::Endpoint;
 
-/// So many brief connections within a second, or fewer are nobody's trouble.
+/// So many brief connections of a server's have to end within a second: fewer cost little.
 const ENOUGH: u32 = 16;
-/// How long ago they may have begun to end, and how long what they have taught is true.
+/// The time in which they have to end, and how long the last one's end counts, in milliseconds.
 const WINDOW_MS: u32 = 1000;
-/// How often a server of brief connections is tried by RDMA: before what they have taught is old.
+/// The time between two tries by RDMA, in milliseconds: shorter than the last end counts.
 const TRY_MS: u32 = 500;
 
 /// Calls of a connection in either direction, and its bytes in both, from which on it has lasted. By system calls, not by a clock: a connection
@@ -32,7 +32,7 @@ const TRY_MS: u32 = 500;
 const CALLS: u64 = 16;
 const BYTES: u64 = 256 << 10;
 
-/// Time in milliseconds: its lowest 24 bits, four and a half hours.
+/// Bits of a time in milliseconds that a word keeps: four and a half hours.
 const TIME_BITS: u32 = 24;
 const TIME: u32 = (1 << TIME_BITS) - 1;
 
@@ -43,7 +43,7 @@ enum State {
     Unknown,
     /// So many brief connections have ended since then.
     Counting { since: u32, ended: u32 },
-    /// One ended then, and one was given to an agent then.
+    /// The last one ended then, and the last try was made then.
     Brief { ended: u32, tried: u32 },
 }
 
@@ -86,7 +86,7 @@ impl State {
         }
     }
 
-    /// A connection is made. Whether it stays TCP.
+    /// A connection is about to be made. Whether it stays TCP.
     fn after_made(self, now: u32) -> (State, bool) {
         match self {
             State::Brief { ended, tried } if since(ended, now) < WINDOW_MS => {
@@ -108,15 +108,15 @@ fn now() -> u32 {
     clock::now_ms() & TIME
 }
 
-/// By a server's name, of which each word has some bits, too: two servers of one place are taken for one in one case of 16 000, and push each
-/// other out otherwise.
+/// A word for each place of a server's name, with 14 more bits of the name: two servers of one place are taken for one in one case of 16 000, and
+/// push each other out otherwise.
 static SERVERS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 /// A server's place, and the bits of its name in the word there.
 fn place(server: Endpoint) -> (&'static AtomicU64, u64) {
     let address = u128::from_ne_bytes(server.addr);
     let words = [address as u64, (address >> 64) as u64, u64::from(server.port)];
-    // Multiplied by odd numbers without a pattern, the highest bits depend on all.
+    // Each product by an odd number without a pattern spreads the word over the bits above it.
     let name = words.into_iter().fold(0_u64, |name, word| {
         (name.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     });
@@ -124,7 +124,7 @@ fn place(server: Endpoint) -> (&'static AtomicU64, u64) {
     (&SERVERS[at], name >> State::BITS)
 }
 
-/// Makes one state another. What else that has given.
+/// Makes a server's state another one, and gives what `to` gives besides.
 fn change<T>(server: Endpoint, to: impl Fn(State) -> (State, T)) -> T {
     let (place, name) = place(server);
     let mut word = place.load(Relaxed);
@@ -160,7 +160,7 @@ pub struct Use {
 }
 
 impl Use {
-    /// `None`: it says nothing, as one that was kept for later and not used.
+    /// `None`: the connection teaches nothing, as it was kept for later and not used.
     fn was_brief(self) -> Option<bool> {
         let is_little = self.calls.into_iter().all(|calls| calls < CALLS) && self.bytes < BYTES;
         (!is_little || self.lasted < WINDOW_MS).then_some(is_little)

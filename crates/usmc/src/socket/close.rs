@@ -257,7 +257,7 @@ fn is_live(conn: &Conn) -> bool {
     matches!(conn.phase(), Phase::Attached | Phase::Ring)
 }
 
-/// Of a connection that ends and that an agent has: what its server is to expect.
+/// The process learns from a connection that ends and that an agent has: how its server's connections are used.
 fn learn(conn: &Conn) {
     if conn.has(F_DEPUTY)
         && conn.clc.has_connected.load(Relaxed) != 0
