@@ -11,6 +11,10 @@
 //! How long it spins follows what has come of it (`halt_poll_ns` of the kernel's KVM does so, too). Work that ends a sleep sooner than the
 //! longest spin would have been found by one: the spin becomes longer. A longer sleep makes it shorter, down to none. Between two such
 //! words nothing changes, so that it cannot swing where work comes evenly.
+//!
+//! Behind what was brought to an application the agent gives its processor away before it sleeps (`lend`).
+
+mod lend;
 
 use std::cell::{Cell, RefCell};
 use std::hint;
@@ -20,6 +24,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lend::Lend;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -80,6 +85,7 @@ pub struct Rest {
     spins: Duration,
     /// Whether it has slept since there was work.
     has_slept: bool,
+    lend: Lend,
     calls: Cell<u64>,
     /// What has ended a sleep, for the next [`Rest::look`].
     found: RefCell<Vec<(u64, EventFlags)>>,
@@ -111,6 +117,7 @@ impl Rest {
             worked: Instant::now(),
             spins,
             has_slept: false,
+            lend: Lend::new(),
             calls: Cell::new(0),
             found: RefCell::default(),
         })
@@ -190,9 +197,22 @@ impl Rest {
         self.calls.set(self.calls.get().wrapping_add(1));
     }
 
-    /// When there was work last.
-    pub fn worked(&self) -> Instant {
-        self.worked
+    /// Something was brought to an application, which may have no other processor.
+    pub fn brings(&mut self) {
+        if self.spin != Spin::For(Duration::ZERO) {
+            self.lend.brings();
+        }
+    }
+
+    /// An application has done something.
+    pub fn answers(&mut self) {
+        self.lend.answers();
+    }
+
+    /// Whether it spins, and there was no work for a moment.
+    pub fn is_spinning(&self, now: Instant) -> bool {
+        let idle = now.saturating_duration_since(self.worked);
+        self.state == State::Awake && (NEAR..self.spins).contains(&idle)
     }
 
     /// After a look at everything, which began then: whether there was work, and what is next.
@@ -214,6 +234,13 @@ impl Rest {
                     self.count_call();
                     thread::yield_now()
                 };
+                Next::Look
+            }
+            State::Awake if self.lend.is_due() => {
+                self.count_call();
+                let begun = Instant::now();
+                thread::yield_now();
+                self.lend.was_away(begun.elapsed());
                 Next::Look
             }
             State::Awake => {

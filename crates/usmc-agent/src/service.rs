@@ -369,6 +369,7 @@ impl Service {
                 self.relay(ticket);
                 if let Some(deputy) = self.deputy(ticket) {
                     deputy.wake_reader();
+                    self.rest.brings();
                     self.heat(ticket);
                     self.watch_reader(ticket);
                 }
@@ -377,6 +378,7 @@ impl Service {
                 self.relay(ticket);
                 if let Some(deputy) = self.deputy(ticket) {
                     deputy.wake_writer();
+                    self.rest.brings();
                     self.heat(ticket);
                 }
             }

@@ -33,13 +33,20 @@ impl Service {
     pub fn turn(&mut self) -> bool {
         let now = Instant::now();
         self.turned = now;
+        let mut any = false;
         // What has ended a sleep.
-        let mut any = self.rest.has_found() && self.look_at_sockets();
+        if self.rest.has_found() {
+            self.heard = now;
+            any |= self.look_at_sockets();
+        }
         any |= self.driver.turn(now);
+        // What came for applications goes to them before anything else.
+        any |= self.take_events();
         any |= self.look_at_hot();
         // A sleep looks at sockets, too.
-        let is_idle = !any && !self.rest.is_armed() && now >= self.rest.worked() + NEAR;
-        if now >= self.heard + SOCKETS || is_idle && now >= self.heard + NEAR {
+        let is_due = now >= self.heard + SOCKETS && !self.rest.is_armed();
+        let is_idle = !any && self.rest.is_spinning(now);
+        if is_due || is_idle && now >= self.heard + NEAR {
             self.heard = now;
             any |= self.look_at_sockets();
         }
@@ -84,6 +91,9 @@ impl Service {
                 self.look_at(ticket);
                 any = true;
             }
+        }
+        if any {
+            self.rest.answers();
         }
         any
     }

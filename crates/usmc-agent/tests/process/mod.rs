@@ -96,6 +96,10 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn start(test: u8, host: u8) -> Agent {
+        Agent::start_spinning(test, host, Spin::For(Duration::ZERO))
+    }
+
+    pub(crate) fn start_spinning(test: u8, host: u8, spin: Spin) -> Agent {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = eventfd(0, flags).expect("an eventfd");
         let own = bell.try_clone().expect("a descriptor");
@@ -108,7 +112,7 @@ impl Agent {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             let (config, adapters) = fake::host(test, host);
-            let rest = Rest::new(Spin::For(Duration::ZERO)).expect("an epoll set");
+            let rest = Rest::new(spin).expect("an epoll set");
             let driver = Driver::new(config, adapters).expect("an epoll set");
             let service = Service::new(driver, rest, SHIFT).expect("a service");
             let control = Control::listen(&at, &service).expect("a socket");

@@ -1,0 +1,97 @@
+//! Agents and applications on one processor: an agent gives it away behind what it has brought, and finds the answer when it is back.
+
+mod process;
+
+use std::process::Command;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use process::{Agent, End, Process, alone, fake, loopback};
+use usmc_agent::rest::Spin;
+use usmc_shm::layout::ACCEPTOR;
+
+const BYTES: usize = 14;
+const COUNT: u8 = 250;
+
+/// A message to the other end.
+fn send(end: &End, byte: u8) {
+    let [_, ring] = end.rings();
+    let room = ring.room(BYTES).expect("a ring in order");
+    // SAFETY: so many bytes within the room, as one message is under way at a time.
+    unsafe { ring.copy_in(room.prod, room.place, [byte; BYTES].as_ptr(), BYTES) };
+    ring.publish(room.prod + BYTES as u64);
+    end.wake();
+}
+
+/// Sleeps until one is there, and takes it.
+fn receive(end: &End, byte: u8) {
+    end.wait_for_data();
+    let [ring, _] = end.rings();
+    let data = ring.data().expect("a ring in order");
+    assert!(data.len >= BYTES);
+    let mut bytes = [0; BYTES];
+    // SAFETY: as many bytes as are there.
+    unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), BYTES) };
+    ring.consume(data.cons + BYTES as u64);
+    assert_eq!(bytes, [byte; BYTES]);
+}
+
+/// How often a server rings for its answers, whose agent sleeps at once if it has nothing to do.
+#[test]
+#[ignore = "run by the next test, on one processor"]
+fn answers() {
+    fake::fabric().0.direct().expect("a fabric");
+    let test = fake::next_test();
+    let spin = Spin::For(Duration::from_nanos(1));
+    let agents = [0, 1].map(|host| Agent::start_spinning(test, host, spin));
+    let mut ends = [Process::default(), Process::default()];
+    for (side, tcp) in loopback().into_iter().enumerate() {
+        ends[side].hand(&agents[side], side, tcp, 0, 0);
+    }
+    let [client, server] = &ends.each_ref().map(|process| &process.ends[0]);
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for byte in 0..COUNT {
+                receive(server, byte);
+                send(server, !byte);
+            }
+        });
+        for byte in 0..COUNT {
+            send(client, byte);
+            receive(client, !byte);
+        }
+    });
+    println!("{:?} for a round trip", begun.elapsed() / u32::from(COUNT));
+    println!("{} doorbells", server.known().dir[ACCEPTOR].producer.bells_sent.load(Relaxed));
+    drop(ends);
+    agents.into_iter().for_each(|agent| _ = agent.end());
+}
+
+/// Without that it rings for each one. A program of another test's may take the processor for long, and the agent lends it to nobody for a
+/// while: one run in which nothing does is enough.
+#[test]
+fn an_answer_on_the_agents_processor_needs_no_doorbell() {
+    const RUNS: usize = 40;
+    let _alone = alone();
+    let status = std::fs::read_to_string("/proc/self/status").expect("/proc");
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let first = allowed.expect("processors").trim().split(['-', ',']).next().expect("a number");
+    let rung = || {
+        let mut command = Command::new("taskset");
+        command.args(["-c", first]).arg(std::env::current_exe().expect("this program"));
+        command.args(["--exact", "answers", "--ignored", "--nocapture"]);
+        let done = command.output().expect("taskset");
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
+        let line = said.lines().find_map(|line| line.strip_suffix(" doorbells")).expect("a count");
+        line.rsplit(' ').next().and_then(|count| count.parse::<u32>().ok()).expect("a count")
+    };
+    let mut all = Vec::new();
+    while !all.iter().any(|rung| *rung < u32::from(COUNT) / 4) {
+        assert!(all.len() < RUNS, "{all:?} doorbells for {COUNT} answers");
+        all.push(rung());
+    }
+    println!("{all:?} doorbells for {COUNT} answers");
+}
