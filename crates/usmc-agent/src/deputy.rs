@@ -25,6 +25,7 @@ use std::time::Instant;
 use relay::Relay;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
+use rustix::thread::sched_getcpu;
 use usmc_shm::handshake::{self, SlotState, Use};
 use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::ring::Ring;
@@ -309,8 +310,17 @@ impl Deputy {
             return;
         }
         let Some(socket) = &self.socket else { return };
+        self.say_cpu();
         let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
         let _ = TxSpan::new(self.slot(), CLIENT).ring(|| take(&self.rings()), byte);
+    }
+
+    /// Where the agent runs: an application that waits on that processor gives it away at each look.
+    fn say_cpu(&self) {
+        let (cpu, said) = (sched_getcpu() as u32 + 1, &self.slot().dir[CLIENT].producer.cpu);
+        if said.load(Relaxed) != cpu {
+            said.store(cpu, Relaxed);
+        }
     }
 
     /// Reads what is on the socket. The look at the ring comes behind it: no doorbell is another thread's.
