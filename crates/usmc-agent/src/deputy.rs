@@ -286,12 +286,14 @@ impl Deputy {
         }
     }
 
-    /// Wakes what sleeps for room, where there is room worth waking for.
-    pub(crate) fn wake_writer(&self) {
+    /// Wakes what sleeps for room, where there is room worth waking for. Whether there was somebody.
+    pub(crate) fn wake_writer(&self) -> bool {
         let into = self.pair.ring(ACCEPTOR);
-        if into.has_tx_sleepers() && into.is_writable() {
+        let wakes = into.has_tx_sleepers() && into.is_writable();
+        if wakes {
             self.ring(|[_, into]| into.take_tx_sleepers(false));
         }
+        wakes
     }
 
     /// Makes the kernel of a process that was killed answer, if it has ended its direction before: its FIN is here already. A byte that is
@@ -310,13 +312,13 @@ impl Deputy {
             return;
         }
         let Some(socket) = &self.socket else { return };
-        self.say_cpu();
+        self.say_processor();
         let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
         let _ = TxSpan::new(self.slot(), CLIENT).ring(|| take(&self.rings()), byte);
     }
 
     /// Where the agent runs: an application that waits on that processor gives it away at each look.
-    fn say_cpu(&self) {
+    pub(crate) fn say_processor(&self) {
         let (cpu, said) = (sched_getcpu() as u32 + 1, &self.slot().dir[CLIENT].producer.cpu);
         if said.load(Relaxed) != cpu {
             said.store(cpu, Relaxed);

@@ -218,6 +218,7 @@ impl Rest {
     /// After a look at everything, which began then: whether there was work, and what is next.
     pub fn next(&mut self, has_worked: bool, now: Instant) -> Next {
         let idle = now.duration_since(self.worked);
+        self.lend.ends_turn();
         if has_worked {
             self.learn(idle);
             self.state = State::Awake;
@@ -250,6 +251,7 @@ impl Rest {
             State::Armed => {
                 self.state = State::Awake;
                 self.has_slept = true;
+                self.lend.sleeps();
                 Next::Sleep
             }
         }
@@ -281,9 +283,13 @@ impl Rest {
         let mut all: Vec<PollFd<'_>> =
             all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut all, most.map(timespec).as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        if !all[0].revents().is_empty() {
+            *self.found.borrow_mut() = self.wait(Some(Duration::ZERO))?;
+        }
+        Ok(())
     }
 }
 

@@ -377,8 +377,9 @@ impl Service {
             Event::Room { .. } => {
                 self.relay(ticket);
                 if let Some(deputy) = self.deputy(ticket) {
-                    deputy.wake_writer();
-                    self.rest.brings();
+                    if deputy.wake_writer() {
+                        self.rest.brings();
+                    }
                     self.heat(ticket);
                 }
             }

@@ -198,7 +198,7 @@ pub struct Producer {
     pub flags: AtomicU32,
     /// Doorbell bytes the sender has put into the TCP stream.
     pub bells_sent: AtomicU32,
-    /// CPU the sending end last waited on, plus one; 0 = unknown.
+    /// CPU the sending end last waited on, or an agent has run on, plus one; 0 = unknown.
     pub cpu: AtomicU32,
     /// Length in bytes of the TCP span before the ring, plus one; 0 = not drawn yet. Valid once `state` is
     /// [`TX_RING`].

@@ -527,6 +527,7 @@ pub(crate) fn speed(one: &mut Guest, other: &mut Guest) {
         }
         let only = std::env::var("USMC_TESTS_VM_LOAD").unwrap_or_default();
         let loads = LOADS.iter().enumerate().filter(|(_, load)| load.name.contains(&only));
+        assert!(loads.clone().count() > 0, "USMC_TESTS_VM_LOAD: {only} is in no load's name");
         for (at, load) in loads {
             let mut verbs = [const { Vec::new() }; VERBS.len()];
             let mut figures = [const { Vec::new() }; CARRIERS.len()];

@@ -5,28 +5,29 @@
 //!
 //! ```text
 //!           brought                 away for a moment, and nothing came
-//!   Nothing ───────▶ Owes(times) ─────────────▶ Owes(times - 1) ...
-//!      ▲                 │
-//!      └── it answers, or nobody else wants the processor, or it had all its times
+//!   Nothing ───────▶ Owes(times) ─────────────▶ Owes(times - 1) ... Owes(0)
+//!      ▲                 │                                             │
+//!      └─────────────────┴── it answers, or the agent sleeps ──────────┘
+//!                            or nobody else wants the processor
 //! ```
 //!
-//! Where it does not pay it is left for a while: applications have processors of their own, or a program that computes takes the
+//! Where lending does not pay the agent stops for a while: applications have processors of their own, or a program that computes takes the
 //! processor for a whole slice, which a sleep would have kept.
 
 use std::time::Duration;
 
-/// So often at most: threads of the device may run first.
+/// The agent lends so often for what one turn has brought: threads of the device may run first.
 const TIMES: u8 = 3;
 /// Nobody else has run in so short a time.
 const SHORT: Duration = Duration::from_nanos(1500);
-/// A program that computes has run for so long.
-const LONG: Duration = Duration::from_millis(2);
-/// Vain ones in a row, behind which it is left.
+/// A program that computes has run in so long a time.
+const LONG: Duration = Duration::from_millis(1);
+/// So many vain lends in a row stop it.
 const VAIN: u8 = 8;
-/// A long one counts as so many. One alone may be the host's, which has let another machine run.
+/// A long lend counts as so many. A single one may be the hypervisor's, which has let another machine run.
 const LONG_ONE: u8 = 3;
-/// It is left for so many of what is brought.
-const LEFT: u16 = 256;
+/// The agent then lends nothing for so many turns that bring something.
+const STOPPED: u16 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -39,25 +40,35 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Lend {
     state: State,
-    /// Vain ones since one has paid.
+    /// This turn has brought something.
+    has_brought: bool,
+    /// Vain lends since one has paid.
     vain: u8,
-    /// It is left for so many.
-    left: u16,
+    /// Turns for which it has stopped.
+    stopped: u16,
 }
 
 impl Lend {
     pub(super) fn new() -> Lend {
-        Lend { state: State::Nothing, vain: 0, left: 0 }
+        Lend { state: State::Nothing, has_brought: false, vain: 0, stopped: 0 }
     }
 
-    /// Something was brought to an application.
+    /// Something was brought to an application. It counts at the end of the turn, as the same turn may find the answer to what an earlier one
+    /// has brought.
     pub(super) fn brings(&mut self) {
-        if self.state == State::Owes(0) {
-            self.was_vain(1);
-        }
-        match self.left.checked_sub(1) {
-            Some(left) => self.left = left,
-            None => self.state = State::Owes(TIMES),
+        self.has_brought = true;
+    }
+
+    /// A turn is over.
+    pub(super) fn ends_turn(&mut self) {
+        if std::mem::take(&mut self.has_brought) {
+            if self.state == State::Owes(0) {
+                self.was_vain(1);
+            }
+            match self.stopped.checked_sub(1) {
+                Some(left) => self.stopped = left,
+                None => self.state = State::Owes(TIMES),
+            }
         }
     }
 
@@ -87,13 +98,20 @@ impl Lend {
         }
     }
 
+    /// The agent is about to sleep: the application rings from now on.
+    pub(super) fn sleeps(&mut self) {
+        if self.state != State::Nothing {
+            self.was_vain(1);
+        }
+    }
+
     fn was_vain(&mut self, count: u8) {
         self.state = State::Nothing;
         self.vain = self.vain.saturating_add(count);
         if self.vain >= VAIN {
             // The next one tells whether it pays by now.
             self.vain = VAIN - 1;
-            self.left = LEFT;
+            self.stopped = STOPPED;
         }
     }
 }
@@ -104,11 +122,13 @@ mod tests {
 
     const MOMENT: Duration = Duration::from_micros(20);
 
-    /// How often the processor is given away behind so many messages, each of which is answered in the time away with that number.
+    /// How often the processor is given away behind so many messages, each of which is answered in the time away with that number, or behind a
+    /// sleep.
     fn given(lend: &mut Lend, messages: u32, away: Duration, answered: u8) -> u32 {
         let mut given = 0;
         for _ in 0..messages {
             lend.brings();
+            lend.ends_turn();
             for time in 1.. {
                 if !lend.is_due() {
                     break;
@@ -119,6 +139,8 @@ mod tests {
                     lend.answers();
                 }
             }
+            lend.sleeps();
+            lend.answers();
         }
         given
     }
@@ -134,7 +156,7 @@ mod tests {
     #[test]
     fn it_is_left_where_it_does_not_pay() {
         let never = 0;
-        // Three times for each of eight, and for one of 257 behind these.
+        // Three times for each of eight, and for one of 257 behind these: an answer behind the sleep is none of these.
         let mut lend = Lend::new();
         assert_eq!(given(&mut lend, 8 + 257 * 10, MOMENT, never), (8 + 10) * 3);
         // Nobody else wants the processor.
@@ -144,6 +166,20 @@ mod tests {
         for answered in [never, 1] {
             let mut lend = Lend::new();
             assert_eq!(given(&mut lend, 3 + 257 * 10, 3 * LONG, answered), 3 + 10);
+        }
+    }
+
+    #[test]
+    fn an_answer_is_to_what_an_earlier_turn_has_brought() {
+        let mut lend = Lend::new();
+        for _ in 0..1000 {
+            lend.brings();
+            lend.answers();
+            lend.ends_turn();
+            assert!(lend.is_due());
+            // The last time.
+            (0..TIMES).for_each(|_| lend.was_away(MOMENT));
+            assert!(!lend.is_due());
         }
     }
 

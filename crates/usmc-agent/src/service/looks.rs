@@ -281,6 +281,7 @@ impl Service {
                 Some(Heat::Hot { has_worked: true }) => {
                     if let Some(deputy) = self.deputy(ticket) {
                         deputy.heat = Heat::Hot { has_worked: false };
+                        deputy.say_processor();
                     }
                     self.hot.push(ticket);
                 }
