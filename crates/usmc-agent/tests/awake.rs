@@ -56,35 +56,19 @@ impl World {
 
 /// A message to the other end. An agent that has not looked there for a while has to be told.
 fn send(end: &End, byte: u8) {
-    let [_, ring] = end.rings();
-    let bytes = [byte; BYTES];
-    let room = ring.room(BYTES).expect("a ring in order");
-    assert!(room.free >= BYTES);
-    // SAFETY: so many bytes within the room.
-    unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), BYTES) };
-    ring.publish(room.prod + BYTES as u64);
-    end.wake();
+    end.send_message::<BYTES>(byte);
 }
 
 /// Takes one as soon as it is there.
 fn receive(end: &End, byte: u8) {
-    let [ring, _] = end.rings();
     let begun = Instant::now();
     let mut looks = 0_u32;
-    let data = loop {
-        let data = ring.data().expect("a ring in order");
-        if data.len >= BYTES {
-            break data;
-        }
+    while end.rings()[0].data().expect("a ring in order").len < BYTES {
         looks = looks.wrapping_add(1);
         assert!(looks != 0 || begun.elapsed() < process::LIMIT, "nothing comes");
         std::hint::spin_loop();
-    };
-    let mut bytes = [0; BYTES];
-    // SAFETY: as many bytes as are there.
-    unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), BYTES) };
-    ring.consume(data.cons + BYTES as u64);
-    assert_eq!(bytes, [byte; BYTES]);
+    }
+    end.take_message::<BYTES>(byte);
 }
 
 /// So many messages there and back: how long one takes.

@@ -7,35 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use process::{Agent, End, Process, alone, fake, loopback};
+use process::{Agent, Process, alone, fake, loopback};
 use usmc_agent::rest::Spin;
 use usmc_shm::layout::ACCEPTOR;
 
 const BYTES: usize = 14;
 const COUNT: u8 = 250;
-
-/// A message to the other end.
-fn send(end: &End, byte: u8) {
-    let [_, ring] = end.rings();
-    let room = ring.room(BYTES).expect("a ring in order");
-    // SAFETY: so many bytes within the room, as one message is under way at a time.
-    unsafe { ring.copy_in(room.prod, room.place, [byte; BYTES].as_ptr(), BYTES) };
-    ring.publish(room.prod + BYTES as u64);
-    end.wake();
-}
-
-/// Sleeps until one is there, and takes it.
-fn receive(end: &End, byte: u8) {
-    end.wait_for_data();
-    let [ring, _] = end.rings();
-    let data = ring.data().expect("a ring in order");
-    assert!(data.len >= BYTES);
-    let mut bytes = [0; BYTES];
-    // SAFETY: as many bytes as are there.
-    unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), BYTES) };
-    ring.consume(data.cons + BYTES as u64);
-    assert_eq!(bytes, [byte; BYTES]);
-}
 
 /// How often a server rings for its answers, whose agent sleeps at once if it has nothing to do.
 #[test]
@@ -54,13 +31,15 @@ fn answers() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for byte in 0..COUNT {
-                receive(server, byte);
-                send(server, !byte);
+                server.wait_for_data();
+                server.take_message::<BYTES>(byte);
+                server.send_message::<BYTES>(!byte);
             }
         });
         for byte in 0..COUNT {
-            send(client, byte);
-            receive(client, !byte);
+            client.send_message::<BYTES>(byte);
+            client.wait_for_data();
+            client.take_message::<BYTES>(!byte);
         }
     });
     println!("{:?} for a round trip", begun.elapsed() / u32::from(COUNT));
@@ -69,7 +48,7 @@ fn answers() {
     agents.into_iter().for_each(|agent| _ = agent.end());
 }
 
-/// Those that this program may use.
+/// The processors that this program may use.
 fn processors() -> Vec<String> {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc");
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -81,8 +60,8 @@ fn processors() -> Vec<String> {
     ranges.flatten().map(|one| one.to_string()).collect()
 }
 
-/// Without that it rings for each one. A program of another test's may take the processor for long, and the agent lends it to nobody for a
-/// while: one run in which nothing does is enough.
+/// An agent that sleeps at once hears a doorbell for each answer. Another test's program may take the processor for long, so that the agent stops
+/// lending: one run without such a program is enough.
 #[test]
 fn an_answer_on_the_agents_processor_needs_no_doorbell() {
     const RUNS: usize = 40;

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_left_where_it_does_not_pay() {
+    fn it_stops_where_it_does_not_pay() {
         let never = 0;
         // Three times for each of eight, and for one of 257 behind these: an answer behind the sleep is none of these.
         let mut lend = Lend::new();

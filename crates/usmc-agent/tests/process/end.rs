@@ -58,6 +58,30 @@ impl End {
         }
     }
 
+    /// Writes a message of that byte, and wakes the agent if it sleeps.
+    pub(crate) fn send_message<const BYTES: usize>(&self, byte: u8) {
+        let [_, ring] = self.rings();
+        let bytes = [byte; BYTES];
+        let room = ring.room(BYTES).expect("a ring in order");
+        assert!(room.free >= BYTES);
+        // SAFETY: so many bytes within the room.
+        unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), BYTES) };
+        ring.publish(room.prod + BYTES as u64);
+        self.wake();
+    }
+
+    /// Takes a message that is there, of that byte.
+    pub(crate) fn take_message<const BYTES: usize>(&self, byte: u8) {
+        let [ring, _] = self.rings();
+        let data = ring.data().expect("a ring in order");
+        assert!(data.len >= BYTES);
+        let mut bytes = [0; BYTES];
+        // SAFETY: as many bytes as are there.
+        unsafe { ring.copy_out(data.cons, data.place, bytes.as_mut_ptr(), BYTES) };
+        ring.consume(data.cons + BYTES as u64);
+        assert_eq!(bytes, [byte; BYTES]);
+    }
+
     /// How the peer's end is, by the slot.
     pub(crate) fn peer(&self) -> EndState {
         self.known().dir[CLIENT].producer.flags(Acquire).end()
