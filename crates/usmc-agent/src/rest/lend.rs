@@ -11,8 +11,8 @@
 //!                            or nobody else wants the processor
 //! ```
 //!
-//! Where lending does not pay the agent stops for a while: applications have processors of their own, or a program that computes takes the
-//! processor for a whole slice, which a sleep would have kept.
+//! Where lending does not pay the agent stops for a while, and for longer each time: applications have processors of their own, or a program that
+//! computes takes the processor for a whole slice, which a sleep would have kept.
 
 use std::time::Duration;
 
@@ -20,14 +20,17 @@ use std::time::Duration;
 const TIMES: u8 = 3;
 /// Nobody else has run in so short a time.
 const SHORT: Duration = Duration::from_nanos(1500);
-/// A program that computes has run in so long a time.
+/// A program that computes has run in so long a time, or in that of so many of the cheapest system calls: where the processor is emulated an
+/// answer takes long, too.
 const LONG: Duration = Duration::from_millis(1);
-/// So many vain lends in a row stop it.
+const LONG_CALLS: u32 = 5000;
+/// So many vain lends more than such that pay stop it, and as many that pay are kept in mind.
 const VAIN: u8 = 8;
 /// A long lend counts as so many. A single one may be the hypervisor's, which has let another machine run.
 const LONG_ONE: u8 = 3;
-/// The agent then lends nothing for so many turns that bring something.
-const STOPPED: u16 = 256;
+/// The agent then lends nothing for so many turns that bring something: at first, and after several times.
+const STOPPED: u16 = 16;
+const STOPPED_MOST: u16 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -42,15 +45,28 @@ pub(super) struct Lend {
     state: State,
     /// This turn has brought something.
     has_brought: bool,
-    /// Vain lends since one has paid.
-    vain: u8,
+    /// How many vain lends more stop it.
+    credit: u8,
     /// Turns for which it has stopped.
     stopped: u16,
+    /// For how many it stops next.
+    next_stop: u16,
+    /// A program that computes has run in so long a time.
+    long: Duration,
 }
 
 impl Lend {
-    pub(super) fn new() -> Lend {
-        Lend { state: State::Nothing, has_brought: false, vain: 0, stopped: 0 }
+    /// `call`: how long the cheapest system call takes.
+    pub(super) fn new(call: Duration) -> Lend {
+        let long = LONG.max(call * LONG_CALLS);
+        Lend {
+            state: State::Nothing,
+            has_brought: false,
+            credit: VAIN,
+            stopped: 0,
+            next_stop: STOPPED,
+            long,
+        }
     }
 
     /// Something was brought to an application. It counts at the end of the turn, as the same turn may find the answer to what an earlier one
@@ -81,7 +97,7 @@ impl Lend {
     pub(super) fn was_away(&mut self, time: Duration) {
         let State::Owes(times) = self.state else { return };
         match time {
-            _ if time > LONG => self.was_vain(LONG_ONE),
+            _ if time > self.long => self.was_vain(LONG_ONE),
             _ if time < SHORT => self.was_vain(1),
             _ => self.state = State::Owes(times.saturating_sub(1)),
         }
@@ -93,7 +109,8 @@ impl Lend {
             self.state = State::Nothing;
             // Without a time away it would have answered all the same.
             if times < TIMES {
-                self.vain = 0;
+                self.credit = (self.credit + 1).min(VAIN);
+                self.next_stop = (self.next_stop / 2).max(STOPPED);
             }
         }
     }
@@ -107,11 +124,12 @@ impl Lend {
 
     fn was_vain(&mut self, count: u8) {
         self.state = State::Nothing;
-        self.vain = self.vain.saturating_add(count);
-        if self.vain >= VAIN {
+        self.credit = self.credit.saturating_sub(count);
+        if self.credit == 0 {
             // The next one tells whether it pays by now.
-            self.vain = VAIN - 1;
-            self.stopped = STOPPED;
+            self.credit = 1;
+            self.stopped = self.next_stop;
+            self.next_stop = (self.next_stop * 2).min(STOPPED_MOST);
         }
     }
 }
@@ -147,31 +165,52 @@ mod tests {
 
     #[test]
     fn an_answer_ends_it() {
-        let mut lend = Lend::new();
+        let mut lend = Lend::new(Duration::ZERO);
         assert!(!lend.is_due());
         assert_eq!(given(&mut lend, 1000, MOMENT, 1), 1000);
         assert_eq!(given(&mut lend, 1000, MOMENT, 3), 3000);
     }
 
+    /// How many of so many messages find it lending, where it begins with so many, and none pays.
+    fn tried(first: u32, messages: u32) -> u32 {
+        let stops = [16, 32, 64, 128].into_iter().chain(std::iter::repeat(256));
+        let mut at = first;
+        stops
+            .map_while(|stop| {
+                at += stop + 1;
+                (at <= messages).then_some(1)
+            })
+            .sum::<u32>()
+            + first
+    }
+
     #[test]
     fn it_stops_where_it_does_not_pay() {
-        let never = 0;
-        // Three times for each of eight, and for one of 257 behind these: an answer behind the sleep is none of these.
-        let mut lend = Lend::new();
-        assert_eq!(given(&mut lend, 8 + 257 * 10, MOMENT, never), (8 + 10) * 3);
+        let (never, messages) = (0, 3000);
+        // Three times for each: an answer behind the sleep is none of these.
+        let mut lend = Lend::new(Duration::ZERO);
+        assert_eq!(given(&mut lend, messages, MOMENT, never), tried(8, messages) * 3);
         // Nobody else wants the processor.
-        let mut lend = Lend::new();
-        assert_eq!(given(&mut lend, 8 + 257 * 10, Duration::ZERO, never), 8 + 10);
+        let mut lend = Lend::new(Duration::ZERO);
+        assert_eq!(given(&mut lend, messages, Duration::ZERO, never), tried(8, messages));
+        assert!(tried(8, messages) < 24);
         // A slice of a program that computes, be there an answer or not.
         for answered in [never, 1] {
-            let mut lend = Lend::new();
-            assert_eq!(given(&mut lend, 3 + 257 * 10, 3 * LONG, answered), 3 + 10);
+            let mut lend = Lend::new(Duration::ZERO);
+            assert_eq!(given(&mut lend, messages, 3 * LONG, answered), tried(3, messages));
         }
     }
 
     #[test]
+    fn on_a_slow_processor_an_answer_takes_long() {
+        let mut lend = Lend::new(LONG / 1000);
+        assert_eq!(given(&mut lend, 1000, 3 * LONG, 1), 1000);
+        assert_eq!(given(&mut lend, 3000, 6 * LONG, 1), tried(3, 3000));
+    }
+
+    #[test]
     fn an_answer_is_to_what_an_earlier_turn_has_brought() {
-        let mut lend = Lend::new();
+        let mut lend = Lend::new(Duration::ZERO);
         for _ in 0..1000 {
             lend.brings();
             lend.answers();
@@ -185,14 +224,21 @@ mod tests {
 
     #[test]
     fn it_begins_anew_where_it_pays() {
-        let mut lend = Lend::new();
+        let mut lend = Lend::new(Duration::ZERO);
         given(&mut lend, 8, Duration::ZERO, 0);
-        assert_eq!(given(&mut lend, 256, MOMENT, 1), 0);
+        assert_eq!(given(&mut lend, 16, MOMENT, 1), 0);
         assert_eq!(given(&mut lend, 100, MOMENT, 1), 100);
-        // A vain one among others is nothing.
+        // A vain one among others is nothing, nor is a long one among more.
         for _ in 0..100 {
             assert_eq!(given(&mut lend, 1, Duration::ZERO, 0), 1);
             assert_eq!(given(&mut lend, 1, MOMENT, 1), 1);
         }
+        for _ in 0..100 {
+            assert_eq!(given(&mut lend, 1, 2 * LONG, 0), 1);
+            assert_eq!(given(&mut lend, 3, MOMENT, 1), 3);
+        }
+        // What has paid since makes the next stop a short one.
+        given(&mut lend, 8, Duration::ZERO, 0);
+        assert_eq!(given(&mut lend, 17, MOMENT, 1), 1);
     }
 }
