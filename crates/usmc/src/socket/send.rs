@@ -23,7 +23,7 @@ use crate::os::table::{self, Entry};
 use crate::os::unwind::keeping;
 use crate::os::{clock, events, memory, process, real};
 use crate::record::change_over;
-use crate::record::conn::{self, Conn, F_CLC};
+use crate::record::conn::{self, Conn, F_CLC, F_DEPUTY};
 use crate::record::numbers::{self, Hold};
 use crate::record::phase::Phase;
 use crate::record::{kernel, order};
@@ -35,6 +35,9 @@ use crate::watchers::epoll;
 /// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
 const ASK_CYCLES: u64 = 1 << 18;
+/// The same of an agent (some 10 ms): it tells in the slot what it knows of another host, and only its own death is the kernel's to tell. What
+/// was sent to another host in that time may be lost over TCP, too.
+const ASK_AGENT_CYCLES: u64 = 1 << 25;
 
 /// The most that one call sends (the kernel's MAX_RW_COUNT).
 const MOST: usize = (i32::MAX & !4095) as usize;
@@ -644,10 +647,15 @@ fn attempt<S: Source>(
 /// the sending lock.
 #[inline(always)]
 fn may_be_lost(fd: i32, conn: &Conn, slot: &Slot, room: &Room, now: u64) -> bool {
-    let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > ASK_CYCLES;
+    let is_due = || now.wrapping_sub(conn.asked.load(Relaxed)) > believed_cycles(conn);
     ending::peer_is_gone(conn, slot)
         || (!liveness::is_vouched_for(conn, slot) && may_have_died(fd, conn, slot, now))
         || (room.unread && is_due() && leaves_unread(fd, conn, slot, now))
+}
+
+/// How long, in cycles, the peer is believed to be there.
+fn believed_cycles(conn: &Conn) -> u64 {
+    if conn.has(F_DEPUTY) { ASK_AGENT_CYCLES } else { ASK_CYCLES }
 }
 
 /// Whether the kernel says that a peer has gone which has left something unread.
@@ -665,7 +673,9 @@ fn leaves_unread(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
 fn may_have_died(fd: i32, conn: &Conn, slot: &Slot, now: u64) -> bool {
     match liveness::ask(conn, slot) {
         Life::Lives => false,
-        Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= ASK_CYCLES => false,
+        Life::Unknown if now.wrapping_sub(conn.asked.load(Relaxed)) <= believed_cycles(conn) => {
+            false
+        }
         Life::Unknown => has_died(fd, conn, slot, now, bells::watch_over),
         Life::Ended => {
             note_all_read(fd, conn, slot);
