@@ -115,7 +115,10 @@ pub unsafe fn epoll_wait(
         let ours = has_tracked(set);
         // Otherwise the kernel alone has something to tell.
         let active = ours && is_active(set);
-        if active || (ours && timeout_ns == 0) {
+        // The sleep asks the kernel, too.
+        let sleeps_at_once =
+            active && timeout_ns != 0 && !rings_first && budget.get() == 0 && !nested_ready(index);
+        if !sleeps_at_once && (active || (ours && timeout_ns == 0)) {
             let mut n = 0;
             let turn = active && !rings_first && is_kernels_turn(set, round);
             if turn {
@@ -204,14 +207,18 @@ pub unsafe fn epoll_wait(
             // Of what came at the very moment of waking it is not known.
             set.told.store(at, Relaxed);
         }
-        if ours && set.was_hot.load(Relaxed) != 0 {
-            let now = clock::now_ns();
-            budget.slept(now - start);
+        let learns = ours && set.was_hot.load(Relaxed) != 0;
+        let now = if learns { clock::now_ns() } else { start };
+        look.rooms.forget();
+        let n = look_behind(translate(&look, events, got, 0));
+        if learns {
+            // A doorbell of before the sleep ends it at once, and says nothing.
+            if n > 0 || got == 0 {
+                budget.slept(now - start);
+            }
             set.work.begins(now);
             observer::set_slept(set.spins.swap(0, Relaxed));
         }
-        look.rooms.forget();
-        let n = look_behind(translate(&look, events, got, 0));
         if n > 0 {
             return Some(found(set, n));
         }
