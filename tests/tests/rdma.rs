@@ -119,6 +119,26 @@ fn a_poll_beside_a_hand_over() {
     world.end();
 }
 
+/// An urgent byte, the first of its direction, is told of behind the end, too.
+#[test]
+fn an_urgent_byte_behind_an_end() {
+    let world = World::new("an urgent byte behind an end");
+    let port = world.fixture.port();
+    let number = port.to_string();
+    let script = |host: usize, words: [&str; 3]| {
+        let mut command = world.python(host, "urgent_end.py");
+        command.args(words);
+        world.fixture.spawn(command)
+    };
+    let mut server = script(SERVER, ["serve", "0.0.0.0", &number]);
+    assert_eq!(server.line(), "listening");
+    let mut client = script(CLIENT, ["call", &world.hosts.address(SERVER), &number]);
+    assert_eq!(server.line(), "urgent");
+    server.succeed();
+    client.succeed();
+    world.end();
+}
+
 /// Both ends send urgent bytes from their first message on, for which each leaves its agent's ring while the other one's come.
 #[test]
 fn urgent_bytes_both_ways() {

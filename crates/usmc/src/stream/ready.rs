@@ -1,6 +1,6 @@
 //! The readiness of one connection, in poll(2)'s bits (epoll's are the same numbers).
 
-use usmc_shm::layout::{ARM_TCP, Slot};
+use usmc_shm::layout::Slot;
 use usmc_shm::span::{RxSpan, Source};
 use usmc_shm::state::{EndState, TxFlags};
 use usmc_shm::sync::Ordering::Relaxed;
@@ -78,13 +78,8 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     let lowat = (conn.lowat() as usize).max(1);
     let enough = |n: usize| n >= lowat;
     if conn.end(slot).reads_ring() {
-        // Urgent data goes by TCP, behind what the ring still holds.
-        let urgent = if want & PRI != 0 && conn.peer(slot).flags(Relaxed).is_returning() {
-            sys::poll1(fd, libc::POLLPRI, 0) as u32 & PRI
-        } else {
-            0
-        };
-        return urgent | if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
+        let in_ring = if has_in_ring(fd, conn, slot, lowat) { IN | RDNORM } else { 0 };
+        return urgent(fd, conn, slot, want) | in_ring;
     }
     let source = match Receiving::enter(fd, conn, slot) {
         Some(_held) if numbers::number_in_step(fd, conn::index_of(conn), false).is_some() => {
@@ -95,7 +90,7 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
     match source {
         Ok(Source::Ring) if has_in_ring(fd, conn, slot, lowat) => IN | RDNORM,
         Ok(Source::Ring) => 0,
-        Ok(Source::Bells(_)) => 0,
+        Ok(Source::Bells(_)) => urgent(fd, conn, slot, want),
         _ => {
             let bits = sys::poll1(fd, (want & READ_BITS) as i16, 0) as u32 & READ_BITS;
             // The kernel's SO_RCVLOWAT is 1 by now. With nothing to read it is the end that makes it readable.
@@ -105,6 +100,14 @@ fn readable(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
             let few = lowat > 1 && in_tcp > 0 && !enough(in_tcp + in_ring);
             if few { bits & !(IN | RDNORM) } else { bits }
         }
+    }
+}
+
+/// Urgent data goes by TCP, behind what the ring still holds and behind doorbells.
+fn urgent(fd: i32, conn: &Conn, slot: &Slot, want: u32) -> u32 {
+    match want & PRI != 0 && conn.peer(slot).flags(Relaxed).is_returning() {
+        true => sys::poll1(fd, libc::POLLPRI, 0) as u32 & PRI,
+        false => 0,
     }
 }
 
@@ -131,13 +134,13 @@ fn writable(fd: i32, conn: &Conn, slot: &Slot, own: TxFlags) -> bool {
     conn.tx(slot).is_writable() || room::grow(fd, conn, slot)
 }
 
-/// Announces that somebody interested in `want` is going to sleep in the kernel.
-pub fn arm(fd: i32, conn: &Conn, slot: &Slot, want: u32) {
+/// Announces that somebody interested in `want` is going to sleep in the kernel, and what wakes it (`ARM_*`).
+pub fn arm(fd: i32, conn: &Conn, slot: &Slot, want: u32, bit: u32) {
     if want & READ_BITS != 0 {
-        conn.rx(slot).arm_rx(ARM_TCP);
+        conn.rx(slot).arm_rx(bit);
     }
     if want & WRITE_BITS != 0 {
-        conn.tx(slot).arm_tx(ARM_TCP);
+        conn.tx(slot).arm_tx(bit);
         bells::watch_over(fd, conn, slot);
     }
 }
