@@ -222,7 +222,7 @@ impl Honest {
         self.rx.arm_rx(ARM_TCP);
         self.tx.arm_tx(ARM_TCP);
         assert!(self.rx.unread() <= ALL && self.tx.unread() <= ALL);
-        let _ = (self.tx.is_writable(), self.rx.has_data(), self.rx.is_rx_armed());
+        let _ = (self.tx.is_writable(), self.rx.has_data(), self.rx.is_rx_armed_by(ARM_TCP));
         self.rx.disarm_rx();
     }
 

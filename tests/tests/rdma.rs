@@ -455,6 +455,59 @@ fn redis_serves_another_host() {
     world.end();
 }
 
+/// An epoll set that sleeps and an agent that does wake each other by ears, and hardly by doorbells: with one connection, and with ten.
+#[test]
+fn an_epoll_set_and_its_agent_have_ears() {
+    const ROUNDS: u64 = 4000;
+    if is_plain() {
+        return;
+    }
+    let world = World::new("ears");
+    let port = world.fixture.port();
+    let number = port.to_string();
+    let program = |host: usize, name: &str, arguments: &[&str]| {
+        let program = system_program(name);
+        let program = program.to_str().expect("text");
+        let mut command = world.hosts.command(&world.fixture, host, program);
+        // A wait does not spin.
+        command.args(arguments).env("USMC_BUSY_POLL_US", "0");
+        world.fixture.spawn(command)
+    };
+    let arguments = ["--port", &number, "--protected-mode", "no", "--save", ""];
+    let mut server = program(SERVER, "redis-server", &arguments);
+    let _ = server.line_after("");
+    let to = world.hosts.address(SERVER);
+    let run = |clients: &str, rounds: u64| {
+        let rounds = rounds.to_string();
+        let arguments = ["-h", &to, "-p", &number, "-q", "-n", &rounds, "-c", clients, "-t", "get"];
+        program(CLIENT, "redis-benchmark", &arguments)
+    };
+    world.fixture.wait_until("redis", || run("1", 1).wait().success());
+    let pid = server.pid().to_string();
+    let counts = || {
+        let stats = world.json(SERVER, &["stats", "--json", "--pid", &pid]);
+        let all = stats["devices"].as_array().expect("an array");
+        let count = |name: &str| all.iter().map(|of| of[name].as_u64().expect("a count")).sum();
+        let connections = all.iter().map(|of| of["smc_connections"]["server"].as_u64());
+        let connections: Option<u64> = connections.sum();
+        (connections, ["sleeps", "doorbells_sent", "doorbells_drained"].map(count))
+    };
+    let (_, mut before): (_, [u64; 3]) = counts();
+    for (clients, connections) in [("1", 2), ("10", 12)] {
+        run(clients, ROUNDS).succeed();
+        let (all, now) = counts();
+        let [sleeps, sent, drained] = [0, 1, 2].map(|at| now[at] - before[at]);
+        println!("  {clients}: {sleeps} sleeps, doorbells: {sent} sent, {drained} taken out");
+        // Those of the benchmark itself, and of its first request.
+        assert!(all.is_some_and(|all| all >= connections), "{all:?} of {connections} by RDMA");
+        assert!(sleeps > ROUNDS / 40, "redis did not sleep");
+        assert!(sent + drained < sleeps / 2, "{sent} + {drained} doorbells in {sleeps} sleeps");
+        before = now;
+    }
+    server.terminate();
+    world.end();
+}
+
 /// Hosts whose SYNs say SMC, and that were told nothing of each other. A server that does not say it gets the client's bytes alone.
 #[test]
 #[cfg(target_arch = "x86_64")]

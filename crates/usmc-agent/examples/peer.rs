@@ -158,7 +158,7 @@ impl Peer {
                 println!("tcp {code:#x}");
                 return Err("a connection stays TCP".into());
             }
-            Answer::Shown | Answer::Proposal(_) => {
+            Answer::Shown | Answer::Proposal(_) | Answer::Ear(_) | Answer::RoomEar => {
                 return Err("an answer to another question".into());
             }
         };

@@ -292,6 +292,24 @@ impl Control {
                     false => _ = self.visitors.remove(&number),
                 }
             }
+            (Stage::Silent, Received::Ear(place)) => {
+                let _ = match service.ear(owner, place) {
+                    Some((number, ear)) => {
+                        send(&visitor.socket, &Answer::Ear(number).emit(), Some(ear.as_fd()))
+                    }
+                    None => send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None),
+                };
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
+            (Stage::Silent, Received::RoomEar(place)) => {
+                let _ = match service.own_ear(owner, place) {
+                    Some(ear) => send(&visitor.socket, &Answer::RoomEar.emit(), Some(ear)),
+                    None => send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None),
+                };
+                self.visitors.remove(&number);
+                self.silent.retain(|(_, other)| *other != number);
+            }
             (Stage::Silent, Received::Hand(..)) if self.is_draining => {
                 let _ = send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None);
                 self.visitors.remove(&number);
@@ -325,7 +343,11 @@ impl Control {
         };
         let memfd = match answer {
             Answer::Ring(_) => service.memfd(ticket),
-            Answer::Tcp { .. } | Answer::Shown | Answer::Proposal(_) => None,
+            Answer::Tcp { .. }
+            | Answer::Shown
+            | Answer::Proposal(_)
+            | Answer::Ear(_)
+            | Answer::RoomEar => None,
         };
         match send(&visitor.socket, &answer.emit(), memfd) {
             Ok(()) => service.is_answered(ticket),
@@ -388,6 +410,8 @@ enum Received {
     Fetch(Place),
     Show,
     Propose(IpAddr),
+    Ear(Place),
+    RoomEar(Place),
     /// The end, or what is no request. Descriptors that came are closed.
     Other,
 }
@@ -416,13 +440,15 @@ fn receive(socket: &OwnedFd) -> Received {
     let role = match request {
         Some(Request::Hand(role)) => role,
         Some(Request::Fetch(place)) if descriptors.is_empty() => return Received::Fetch(place),
+        Some(Request::Ear(place)) if descriptors.is_empty() => return Received::Ear(place),
+        Some(Request::RoomEar(place)) if descriptors.is_empty() => {
+            return Received::RoomEar(place);
+        }
         Some(Request::Show) if descriptors.is_empty() => return Received::Show,
         Some(Request::Propose(address)) if descriptors.is_empty() => {
             return Received::Propose(Ipv6Addr::from(address).to_canonical());
         }
-        Some(Request::Fetch(_) | Request::Show | Request::Propose(_)) | None => {
-            return refused(&descriptors);
-        }
+        Some(_) | None => return refused(&descriptors),
     };
     let [tcp, deputy] = match <[OwnedFd; 2]>::try_from(descriptors) {
         Ok(both) if both.iter().all(is_tcp) => both,

@@ -26,8 +26,9 @@ use relay::Relay;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 use rustix::thread::sched_getcpu;
+use usmc_shm::bell::Rung;
 use usmc_shm::handshake::{self, SlotState, Use};
-use usmc_shm::layout::{ACCEPTOR, ARM_TCP, CLIENT, Slot};
+use usmc_shm::layout::{ACCEPTOR, ARM_EAR, ARM_TCP, CLIENT, Slot};
 use usmc_shm::ring::Ring;
 use usmc_shm::segment::RingPair;
 use usmc_shm::span::{RxSpan, TxSpan};
@@ -82,6 +83,17 @@ pub(crate) enum Flushed {
     Never,
 }
 
+/// What was done to wake what sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rang {
+    /// Nothing sleeps that can be woken.
+    Nobody,
+    /// It has a doorbell.
+    Bell,
+    /// Its ear is to be rung ([`Deputy::ear`]), or a doorbell where that is none.
+    Ear,
+}
+
 /// Cursors and flags of the application, as they were at the last look.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Seen {
@@ -100,6 +112,8 @@ pub(crate) struct Deputy {
     watch: Option<Watch>,
     seen: Seen,
     pub(crate) heat: Heat,
+    /// Whether the process may have the agent's ear of the room.
+    pub(crate) has_ear: bool,
     /// When it is looked at next, of an application that [reads in silence](Deputy::reads_in_silence).
     pub(crate) looked_at: Option<Instant>,
     /// When such an application last did something, or its kernel was last asked whether it is there.
@@ -123,6 +137,7 @@ impl Deputy {
             watch: None,
             seen: Seen::default(),
             heat: Heat::Cold,
+            has_ear: false,
             looked_at: None,
             lived_at: Instant::now(),
             relay: Relay::default(),
@@ -201,9 +216,10 @@ impl Deputy {
     /// Asks the application to ring for what it does next; what it reads counts where `waits_for_reader`. A look follows.
     pub(crate) fn arm(&mut self, waits_for_reader: bool) {
         let [out, into] = self.rings();
-        into.arm_rx(ARM_TCP);
+        let bit = if self.has_ear { ARM_EAR } else { ARM_TCP };
+        into.arm_rx(bit);
         if waits_for_reader {
-            out.arm_tx(ARM_TCP);
+            out.arm_tx(bit);
         }
         self.heat = Heat::Armed;
     }
@@ -280,20 +296,30 @@ impl Deputy {
     }
 
     /// Wakes what sleeps for bytes.
-    pub(crate) fn wake_reader(&self) {
-        if self.pair.ring(CLIENT).has_rx_sleepers() {
-            self.ring(|[out, _]| out.take_rx_sleepers(false));
+    pub(crate) fn wake_reader(&self) -> Rang {
+        match self.pair.ring(CLIENT).has_rx_sleepers() {
+            true => self.ring(|[out, _]| out.take_rx_sleepers(false)),
+            false => Rang::Nobody,
         }
     }
 
-    /// Wakes what sleeps for room, where there is room worth waking for. Whether there was somebody.
-    pub(crate) fn wake_writer(&self) -> bool {
+    /// Wakes what sleeps for room, where there is room worth waking for.
+    pub(crate) fn wake_writer(&self) -> Rang {
         let into = self.pair.ring(ACCEPTOR);
-        let wakes = into.has_tx_sleepers() && into.is_writable();
-        if wakes {
-            self.ring(|[_, into]| into.take_tx_sleepers(false));
+        match into.has_tx_sleepers() && into.is_writable() {
+            true => self.ring(|[_, into]| into.take_tx_sleepers(false)),
+            false => Rang::Nobody,
         }
-        wakes
+    }
+
+    /// The ear of what sleeps, as the process says ([`usmc_shm::agent::Request::Ear`]).
+    pub(crate) fn ear(&self) -> Option<u32> {
+        self.slot().end[ACCEPTOR].hearer()
+    }
+
+    /// Wakes what sleeps by a doorbell, as its ear hears nothing.
+    pub(crate) fn ring_bell(&self) {
+        self.ring(|_| ARM_TCP);
     }
 
     /// Makes the kernel of a process that was killed answer, if it has ended its direction before: its FIN is here already. A byte that is
@@ -306,15 +332,25 @@ impl Deputy {
         }
     }
 
-    fn ring(&self, take: impl FnOnce(&[Ring<'_>; 2]) -> u32) {
+    fn ring(&self, take: impl FnOnce(&[Ring<'_>; 2]) -> u32) -> Rang {
         // Behind a FIN none can follow. Before the answer the process does not sleep there.
         if !self.speaks || self.said != EndState::Open {
-            return;
+            return Rang::Nobody;
         }
-        let Some(socket) = &self.socket else { return };
+        let Some(socket) = &self.socket else { return Rang::Nobody };
         self.say_processor();
         let byte = || send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok();
-        let _ = TxSpan::new(self.slot(), CLIENT).ring(|| take(&self.rings()), byte);
+        let mut bits = 0;
+        let take = || {
+            bits = take(&self.rings());
+            bits
+        };
+        match TxSpan::new(self.slot(), CLIENT).ring(take, byte) {
+            // A doorbell wakes each set, too.
+            Rung::Rung => Rang::Bell,
+            Rung::Nobody if bits & ARM_EAR != 0 => Rang::Ear,
+            Rung::Nobody | Rung::Back => Rang::Nobody,
+        }
     }
 
     /// Where the agent runs: an application that waits on that processor gives it away at each look.

@@ -11,6 +11,7 @@ pub mod agent;
 pub mod control;
 mod deputy;
 pub mod driver;
+mod ears;
 mod lines;
 mod link;
 pub mod nic;

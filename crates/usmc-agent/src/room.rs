@@ -17,11 +17,13 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use usmc_rdma::Memory;
 use usmc_rdma::buffers::SlotBuffers;
 use usmc_rdma::nic::{ArenaId, RmbId};
+use usmc_shm::agent::Place;
 use usmc_shm::handshake::{self, Use};
 use usmc_shm::layout::{ACCEPTOR, CLIENT, segment_len};
 use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 
+use crate::ears::Ears;
 use crate::nic::Adapters;
 use crate::sys;
 
@@ -40,6 +42,7 @@ pub(crate) struct Room {
     free: u64,
     lingering: u64,
     memfd: OwnedFd,
+    pub(crate) ears: Ears,
 }
 
 /// A slot for a connection.
@@ -71,7 +74,7 @@ impl Room {
         // SAFETY: zeroed, page-aligned memory of a segment's bytes that is mapped until `close`, and of which nobody knows yet.
         let segment = unsafe { Segment::create(base, slots, (rings, 0), id, OWNER) };
         let free = u64::MAX >> (SLOTS - slots);
-        Ok(Room { number, id, segment, free, lingering: 0, memfd })
+        Ok(Room { number, id, segment, free, lingering: 0, memfd, ears: Ears::default() })
     }
 
     /// What the process gets.
@@ -141,6 +144,17 @@ impl Room {
         self.lingering != 0
     }
 
+    /// The places of slots whose process has rung by the agent's ear since the last call.
+    pub(crate) fn take_rang(&self) -> impl Iterator<Item = Place> + '_ {
+        // Acquire: what a process rang for is found by the look that follows.
+        let rang = self.segment.header().rang.swap(0, Acquire);
+        let slots = (0..self.segment.slots()).filter(move |slot| rang & 1 << slot != 0);
+        slots.filter_map(|slot| {
+            let state = self.segment.slot(slot).ok()?.control.state.load(Relaxed);
+            Some(Place { segment: self.id, slot, usage: Use::from_bits(state >> 8).to_bits() })
+        })
+    }
+
     fn arena(&self) -> ArenaId {
         ArenaId(self.number.into())
     }
@@ -173,7 +187,8 @@ impl Room {
     ///
     /// # Safety
     /// Neither a connection nor anything else has the segment any more, and no peer a key.
-    pub(crate) unsafe fn close(self, adapters: &mut Adapters) {
+    pub(crate) unsafe fn close(mut self, adapters: &mut Adapters) {
+        self.ears.end();
         self.rmbs().for_each(|rmb| adapters.remove_rmb(rmb));
         adapters.remove_arena(self.arena());
         // SAFETY: the mapping that `new` has made; the caller's contract. A failure leaves it mapped.

@@ -7,16 +7,19 @@
 //! ```
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use usmc_rdma::buffers::SlotBuffers;
+use usmc_shm::agent::Place;
 use usmc_shm::segment::Segment;
 
 use crate::driver::Driver;
 use crate::nic::Adapters;
+use crate::rest::Rest;
 use crate::room::{Room, SLOTS, Taken};
 use crate::sys::Owner;
 
@@ -30,6 +33,19 @@ pub const IDLE: Duration = Duration::from_secs(5);
 /// Names a room. Numbers are not used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RoomId(u32);
+
+impl RoomId {
+    /// The first number of rooms in the set of what wakes.
+    pub(crate) const FIRST: u64 = 1 << 62;
+
+    fn number(self) -> u64 {
+        RoomId::FIRST | u64::from(self.0)
+    }
+
+    fn of(number: u64) -> Option<RoomId> {
+        u32::try_from(number ^ RoomId::FIRST).ok().map(RoomId)
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -123,6 +139,43 @@ impl Rooms {
     /// What the process gets of a room, and its identity.
     pub(crate) fn memfd(&self, id: RoomId) -> Option<(BorrowedFd<'_>, u64)> {
         self.all.get(&id).map(|entry| (entry.room.memfd(), entry.room.id()))
+    }
+
+    /// Another ear of the room, which has at most as many as slots: its number, and what the process gets.
+    pub(crate) fn add_ear(&mut self, id: RoomId) -> Option<(u32, OwnedFd)> {
+        let room = &mut self.all.get_mut(&id)?.room;
+        room.ears.add(room.segment().slots())
+    }
+
+    /// The agent's ear of the room, which wakes as that number.
+    ///
+    /// # Errors
+    /// There is none, and cannot be.
+    pub(crate) fn own_ear(&mut self, id: RoomId, rest: &Rest) -> io::Result<BorrowedFd<'_>> {
+        let entry = self.all.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        entry.room.ears.own(rest, id.number())
+    }
+
+    /// Whether applications wake the agent by its ear of the room.
+    pub(crate) fn has_own_ear(&self, id: RoomId) -> bool {
+        self.all.get(&id).is_some_and(|entry| entry.room.ears.has_own())
+    }
+
+    /// The places of slots in the room of that number that rang by it.
+    pub(crate) fn take_rang(&self, number: u64) -> impl Iterator<Item = Place> + '_ {
+        let room = RoomId::of(number).and_then(|id| self.all.get(&id));
+        room.into_iter().flat_map(|entry| entry.room.take_rang())
+    }
+
+    /// The same of all rooms.
+    pub(crate) fn take_all_rang(&self) -> impl Iterator<Item = Place> + '_ {
+        let rooms = self.all.values().filter(|entry| entry.room.ears.has_own());
+        rooms.flat_map(|entry| entry.room.take_rang())
+    }
+
+    /// Rings an ear of the room. False where nobody hears it.
+    pub(crate) fn ring(&self, id: RoomId, ear: u32) -> bool {
+        self.all.get(&id).is_some_and(|entry| entry.room.ears.ring(ear))
     }
 
     /// Whether the process that the room is for is known to be gone. Others that it has forked may have connections there.

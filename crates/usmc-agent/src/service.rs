@@ -35,7 +35,7 @@ use usmc_rdma::{ConnId, Event, Memory, Wish};
 use usmc_shm::agent::{Answer, Place, Role};
 use usmc_shm::state::EndState;
 
-use crate::deputy::Deputy;
+use crate::deputy::{Deputy, Rang};
 use crate::driver::{Driver, Wake};
 use crate::lines::Lines;
 use crate::rest::Rest;
@@ -50,7 +50,7 @@ pub const OTHERS: u64 = 1 << 63;
 /// The driver's, by [`Wake`]; smaller ones are tickets.
 const WAKES: [(u64, Wake); 3] =
     [(OTHERS - 1, Wake::Handshakes), (OTHERS - 2, Wake::Completions), (OTHERS - 3, Wake::Events)];
-const TICKETS: u64 = OTHERS - 3;
+const TICKETS: u64 = RoomId::FIRST;
 
 fn number_of(wake: Wake) -> u64 {
     WAKES.into_iter().find(|(_, of)| *of == wake).map_or(OTHERS, |(number, _)| number)
@@ -127,12 +127,16 @@ pub struct Service {
     hot: Vec<Ticket>,
     /// When those are looked at next that read in silence, and how long after the last look that is.
     half: BinaryHeap<Reverse<(Instant, Ticket, Duration)>>,
+    /// Those whose applications are to be woken by their ears.
+    unheard: Vec<Ticket>,
     /// What others watch and is ready.
     ready: Vec<u64>,
     /// When the last turn has begun.
     turned: Instant,
     /// When sockets were looked at last.
     heard: Instant,
+    /// Turns since.
+    deaf: u32,
     swept: Instant,
     ticked: Instant,
     has_to_tick: bool,
@@ -162,9 +166,11 @@ impl Service {
             events: VecDeque::new(),
             hot: Vec::new(),
             half: BinaryHeap::new(),
+            unheard: Vec::new(),
             ready: Vec::new(),
             turned: now,
             heard: now,
+            deaf: 0,
             swept: now,
             ticked: now,
             has_to_tick: false,
@@ -237,7 +243,8 @@ impl Service {
         let taken = self.rooms.take(owner, &mut self.driver.adapters).ok_or(NO_MEMORY)?;
         let (room, segment, Taken { slot, usage, buffers, memory }) = taken;
         let (_, id) = self.rooms.memfd(room).ok_or(NO_MEMORY)?;
-        let deputy = Deputy::new(segment.pair(slot).map_err(|_| NO_MEMORY)?, deputy);
+        let mut deputy = Deputy::new(segment.pair(slot).map_err(|_| NO_MEMORY)?, deputy);
+        deputy.has_ear = self.rooms.has_own_ear(room);
         deputy.confirm(usage);
         let place = Place { segment: id, slot, usage: usage.to_bits() };
         // A server has a Proposal that was sent, and waits.
@@ -368,7 +375,8 @@ impl Service {
             Event::Data { .. } => {
                 self.relay(ticket);
                 if let Some(deputy) = self.deputy(ticket) {
-                    deputy.wake_reader();
+                    let rang = deputy.wake_reader();
+                    self.has_rung(ticket, rang);
                     self.rest.brings();
                     self.heat(ticket);
                     self.watch_reader(ticket);
@@ -377,7 +385,9 @@ impl Service {
             Event::Room { .. } => {
                 self.relay(ticket);
                 if let Some(deputy) = self.deputy(ticket) {
-                    if deputy.wake_writer() {
+                    let rang = deputy.wake_writer();
+                    if rang != Rang::Nobody {
+                        self.has_rung(ticket, rang);
                         self.rest.brings();
                     }
                     self.heat(ticket);
@@ -416,6 +426,51 @@ impl Service {
             Event::Over { .. } => self.is_over(conn, ticket),
             _ => {}
         }
+    }
+
+    /// An ear is rung once for all that its set has to hear, when all of that is there ([`Service::ring_ears`]).
+    pub(super) fn has_rung(&mut self, ticket: Ticket, rang: Rang) {
+        if rang == Rang::Ear {
+            self.unheard.push(ticket);
+        }
+    }
+
+    /// Rings the ears of what the turn has brought.
+    pub(super) fn ring_ears(&mut self) {
+        let mut last = None;
+        for ticket in self.unheard.drain(..) {
+            let Some(case) = self.cases.get(&ticket) else { continue };
+            let ear = case.deputy.ear().map(|ear| (case.room, ear));
+            if ear.is_some() && ear == last {
+                continue;
+            }
+            match ear {
+                Some((room, number)) if self.rooms.ring(room, number) => last = ear,
+                _ => case.deputy.ring_bell(),
+            }
+        }
+    }
+
+    /// A process asks for the agent's ear of the room of a connection of its user's.
+    pub fn own_ear(&mut self, owner: Owner, place: Place) -> Option<BorrowedFd<'_>> {
+        let room = self.room_of(owner, place)?;
+        let ear = self.rooms.own_ear(room, &self.rest).ok()?;
+        self.cases
+            .values_mut()
+            .filter(|case| case.room == room)
+            .for_each(|case| case.deputy.has_ear = true);
+        Some(ear)
+    }
+
+    /// The room of a connection of the user's.
+    fn room_of(&self, owner: Owner, place: Place) -> Option<RoomId> {
+        let case = self.cases.get(self.places.get(&place)?)?;
+        (case.owner.uid == owner.uid).then_some(case.room)
+    }
+
+    /// A process asks for an ear, for the room of a connection of its user's.
+    pub fn ear(&mut self, owner: Owner, place: Place) -> Option<(u32, OwnedFd)> {
+        self.rooms.add_ear(self.room_of(owner, place)?)
     }
 
     /// Nobody knows what the peer has: the application's connection is reset.

@@ -14,6 +14,12 @@
 //! A client's Proposal may go with its SYN (TCP Fast Open). The process asks for it ([`Request::Propose`]) before it connects, and gets it
 //! behind [`Answer::Proposal`]; it hands the connection over later, as [`Role::Proposed`].
 //!
+//! An application sleeps on its end of the deputy's connection, and the agent wakes it by a byte there. Where it sleeps in an epoll set there is a
+//! cheaper way: the process asks for an **ear** of that set ([`Request::Ear`]), the reading end of a pipe, and has it in the set by edges. The
+//! number that comes along stands in the slots of all connections that the set waits for ([`crate::layout::ARM_EAR`]). It means one room. In the
+//! other direction a process has an ear of the agent's for each room ([`Request::RoomEar`]): an eventfd, and a word in the room that says which
+//! slots rang.
+//!
 //! Somebody may also ask what the agent has ([`Request::Show`]). The answer's file has lines of words: what it is about, and then
 //! `name=value`. No value has a blank in it; readers pass over names and kinds of lines that they do not know.
 //!
@@ -29,7 +35,7 @@
 pub const SOCKET: &str = "agent";
 
 /// First word of each message; changes whenever anything here does.
-const MAGIC: u32 = u32::from_le_bytes(*b"uSA3");
+const MAGIC: u32 = u32::from_le_bytes(*b"uSA4");
 
 /// Which end of its connection a process has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +70,10 @@ pub enum Request {
     Show,
     /// To have the Proposal for a server at that address, before there is a connection. IPv4 is mapped.
     Propose([u8; 16]),
+    /// To be woken by a pipe, for the connections of the room in which one has that slot.
+    Ear(Place),
+    /// To wake the agent by an eventfd, for the connections of the room in which one has that slot.
+    RoomEar(Place),
 }
 
 /// What becomes of it.
@@ -80,6 +90,10 @@ pub enum Answer {
     Shown,
     /// Behind this message, in the same packet, comes a Proposal of so many bytes, at most [`PROPOSAL_MAX`] ([`Request::Propose`]).
     Proposal(u32),
+    /// The pipe that comes with the message has that number, less than 2^16 - 1, in the room ([`Request::Ear`]).
+    Ear(u32),
+    /// The eventfd that comes with the message wakes the agent ([`Request::RoomEar`]).
+    RoomEar,
 }
 
 /// Bytes of each message.
@@ -88,6 +102,9 @@ pub const LEN: usize = 24;
 /// The longest Proposal that goes with a SYN, in bytes: it has to fit into a segment of any network, and Linux takes no more along
 /// (`net/ipv4/tcp_output.c`, `tcp_send_syn_data`: the MSS of the last connection, 536 where none is known).
 pub const PROPOSAL_MAX: usize = 512;
+
+/// Numbers of ears are smaller: half a word in a slot has room for them, and for none.
+pub const EARS: u32 = u16::MAX as u32;
 
 /// Nobody's.
 const NOWHERE: Place = Place { segment: 0, slot: 0, usage: 0 };
@@ -135,6 +152,8 @@ impl Request {
             Request::Show => (5, 0, NOWHERE),
             Request::Hand(Role::Proposed) => (7, 0, NOWHERE),
             Request::Propose(address) => (8, 0, packed(address)),
+            Request::Ear(place) => (10, 0, place),
+            Request::RoomEar(place) => (12, 0, place),
         })
     }
 
@@ -147,6 +166,8 @@ impl Request {
             (5, _, NOWHERE) => Some(Request::Show),
             (7, _, NOWHERE) => Some(Request::Hand(Role::Proposed)),
             (8, _, place) => Some(Request::Propose(unpacked(place))),
+            (10, _, place) => Some(Request::Ear(place)),
+            (12, _, place) => Some(Request::RoomEar(place)),
             _ => None,
         }
     }
@@ -160,6 +181,8 @@ impl Answer {
             Answer::Tcp { code } => (4, code, NOWHERE),
             Answer::Shown => (6, 0, NOWHERE),
             Answer::Proposal(len) => (9, len, NOWHERE),
+            Answer::Ear(number) => (11, number, NOWHERE),
+            Answer::RoomEar => (13, 0, NOWHERE),
         })
     }
 
@@ -169,8 +192,12 @@ impl Answer {
             (3, _, place) => Some(Answer::Ring(place)),
             (4, code, Place { segment: 0, slot: 0, .. }) => Some(Answer::Tcp { code }),
             (6, _, NOWHERE) => Some(Answer::Shown),
+            (13, _, NOWHERE) => Some(Answer::RoomEar),
             (9, len, Place { segment: 0, slot: 0, .. }) if len as usize <= PROPOSAL_MAX => {
                 Some(Answer::Proposal(len))
+            }
+            (11, number, Place { segment: 0, slot: 0, .. }) if number < EARS => {
+                Some(Answer::Ear(number))
             }
             _ => None,
         }
@@ -187,14 +214,18 @@ mod tests {
     fn messages_come_back_as_they_were() {
         let hands = [Role::Client, Role::Proposed, Role::Server].map(Request::Hand);
         let address = core::array::from_fn(|at| 0xf0 | at as u8);
-        let others = [Request::Fetch(PLACE), Request::Show, Request::Propose(address)];
+        let others =
+            [Request::Fetch(PLACE), Request::Show, Request::Propose(address), Request::Ear(PLACE)];
         let requests = hands.into_iter().chain(others);
         for request in requests {
             assert_eq!(Request::parse(&request.emit()), Some(request));
             assert_eq!(Answer::parse(&request.emit()), None);
         }
         let tcp = Answer::Tcp { code: 0x0304_0000 };
-        for answer in [Answer::Ring(PLACE), tcp, Answer::Shown, Answer::Proposal(156)] {
+        let ear = Answer::Ear(EARS - 1);
+        for answer in
+            [Answer::Ring(PLACE), tcp, Answer::Shown, Answer::Proposal(156), ear, Answer::RoomEar]
+        {
             assert_eq!(Answer::parse(&answer.emit()), Some(answer));
             assert_eq!(Request::parse(&answer.emit()), None);
         }
@@ -212,6 +243,7 @@ mod tests {
             assert_eq!(Answer::parse(&bad_answer), None);
         }
         assert_eq!(Answer::parse(&Answer::Proposal(PROPOSAL_MAX as u32 + 1).emit()), None);
+        assert_eq!(Answer::parse(&Answer::Ear(EARS).emit()), None);
         assert!(Request::parse(&request[..LEN - 1]).is_none() && Answer::parse(&[]).is_none());
         let mut hand = Request::Hand(Role::Server).emit();
         hand[20] = 1;

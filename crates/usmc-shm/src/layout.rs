@@ -61,6 +61,9 @@ pub struct SegmentHeader {
     pub owner: AtomicU64,
     /// log2 of the bytes of a ring's far part; 0 = there are none.
     pub far_shift: AtomicU32,
+    /// Of an agent's room: a bit for each slot whose process has rung by the agent's ear ([`crate::agent::Request::RoomEar`]) and which the agent has
+    /// not looked at yet.
+    pub rang: AtomicU64,
 }
 
 /// A slot holds no connection.
@@ -137,7 +140,8 @@ pub struct End {
     /// The namespace in which `pid` and `members` are ids of processes, by the inode of `/proc/self/ns/pid`; 0 = unknown.
     pub pids: AtomicU32,
     /// Processes of this end, by the directory's number plus one, 0 = none: in the low half the one whose mailbox takes the peer's
-    /// ear, in the high half the one whose ear the peer has.
+    /// ear, in the high half the one whose ear the peer has. Where the peer is an agent, the high half has the number of an ear that the agent
+    /// has given, plus one ([`ARM_EAR`]).
     pub ears: AtomicU32,
 }
 
@@ -316,6 +320,9 @@ pub struct Arm {
 
 /// Wake by one byte on the connection's own TCP socket.
 pub const ARM_TCP: u32 = 1;
+/// Wake by an ear. Where an agent wakes: that of the sleeping epoll set ([`crate::agent::Request::Ear`]), whose number is in [`End::ears`]. Where
+/// an agent sleeps: that of the room ([`crate::agent::Request::RoomEar`]). A process that has none rings by [`ARM_TCP`]'s way.
+pub const ARM_EAR: u32 = 8;
 /// Nobody sleeps, but the receiver has left ([`TXF_LEFT`]): the bytes just published have to go by TCP.
 pub const ARM_LEFT: u32 = 2;
 /// One of several processes that share the waking end is about to ring. A process that is killed then leaves it, and the next one
@@ -359,7 +366,7 @@ const _: () = {
 #[cfg(not(any(loom, shuttle)))]
 const _: () = {
     use core::mem::offset_of;
-    assert!(size_of::<SegmentHeader>() == 48 && align_of::<SegmentHeader>() == 8);
+    assert!(size_of::<SegmentHeader>() == 56 && align_of::<SegmentHeader>() == 8);
     assert!(offset_of!(SegmentHeader, retired) == 20 && offset_of!(SegmentHeader, id) == 24);
     assert!(offset_of!(SegmentHeader, far_shift) == 40);
     assert!(size_of::<Control>() == 128 && offset_of!(Control, attached_by) == 4);

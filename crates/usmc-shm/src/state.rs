@@ -363,6 +363,20 @@ impl End {
         self.set_ears(0xffff << 16, (process + 1) << 16);
     }
 
+    /// The peer, an agent, is to wake by the ear of that number, unless it is to by another one. Whether it is.
+    pub fn hears_by(&self, ear: u32) -> bool {
+        let wanted = (ear + 1) << 16;
+        let take = |ears: u32| (ears >> 16 == 0).then_some(ears | wanted);
+        // AcqRel: the arm bit that follows shows it.
+        let before = self.ears.fetch_update(AcqRel, Relaxed, take).unwrap_or_else(|ears| ears);
+        before >> 16 == 0 || before & 0xffff << 16 == wanted
+    }
+
+    /// The peer, an agent, wakes by that ear no more.
+    pub fn forget_hearer(&self) {
+        self.set_ears(0xffff << 16, 0);
+    }
+
     fn set_ears(&self, half: u32, to: u32) {
         let _ = self.ears.fetch_update(AcqRel, Relaxed, |ears| Some(ears & !half | to & half));
     }

@@ -6,14 +6,17 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
+use usmc_shm::agent::Place;
 use usmc_shm::state::EndState;
 
-use super::{OTHERS, Service, Ticket, WAKES};
-use crate::deputy::{Deputy, Heard, Heat};
+use super::{OTHERS, RoomId, Service, Ticket, WAKES};
+use crate::deputy::{Deputy, Heard, Heat, Rang};
 use crate::rest::{NEAR, Next};
 
-/// While there is work the sockets are looked at so often: each look is a system call.
+/// While there is work the sockets are looked at so often, and not before so many turns: each look is a system call, and on a slow processor
+/// a turn takes long, too.
 const SOCKETS: Duration = Duration::from_micros(100);
+const TURNS: u32 = 8;
 /// Connections that had no work for so long are not looked at any more.
 const SWEEP: Duration = Duration::from_millis(1);
 /// What needs no better time than this is looked at so often.
@@ -36,19 +39,20 @@ impl Service {
         let mut any = false;
         // What has ended a sleep.
         if self.rest.has_found() {
-            self.heard = now;
-            any |= self.look_at_sockets();
+            any |= self.look_at_sockets(now);
         }
         any |= self.driver.turn(now);
         // What came for applications goes to them before anything else.
         any |= self.take_events();
+        self.ring_ears();
         any |= self.look_at_hot();
         // A sleep looks at sockets, too.
-        let is_due = now >= self.heard + SOCKETS && !self.rest.is_armed();
+        self.deaf = self.deaf.saturating_add(1);
+        let is_late = self.deaf >= TURNS && now >= self.heard + SOCKETS;
+        let is_due = is_late && !self.rest.is_armed();
         let is_idle = !any && self.rest.is_spinning(now);
         if is_due || is_idle && now >= self.heard + NEAR {
-            self.heard = now;
-            any |= self.look_at_sockets();
+            any |= self.look_at_sockets(now);
         }
         if now >= self.swept + SWEEP {
             self.swept = now;
@@ -60,8 +64,10 @@ impl Service {
         if now >= self.ticked + TICK {
             self.ticked = now;
             self.has_to_tick = self.rooms.tick(now, &mut self.driver);
+            self.hear_rooms();
         }
         any |= self.take_events();
+        self.ring_ears();
         any
     }
 
@@ -143,7 +149,9 @@ impl Service {
     pub(super) fn relay(&mut self, ticket: Ticket) -> bool {
         let Some(case) = self.cases.get_mut(&ticket) else { return false };
         if let Some(conn) = case.conn.filter(|conn| self.driver.engine.is_to_leave(*conn)) {
-            case.deputy.wake_reader();
+            if case.deputy.wake_reader() == Rang::Ear {
+                case.deputy.ring_bell();
+            }
             self.driver.engine.leave_ring(conn);
         }
         let came = case.conn.map(|conn| self.driver.engine.came(conn)).unwrap_or_default();
@@ -194,7 +202,8 @@ impl Service {
         self.cases.get(&ticket).is_some_and(|case| case.deputy.sends_by_kernel())
     }
 
-    fn look_at_sockets(&mut self) -> bool {
+    fn look_at_sockets(&mut self, now: Instant) -> bool {
+        (self.heard, self.deaf) = (now, 0);
         let mut found = Vec::new();
         // A failure: the next turn looks again.
         let _ = self.rest.look(|number, flags| found.push((number, flags)));
@@ -205,12 +214,30 @@ impl Service {
             } else if number & OTHERS != 0 {
                 self.ready.push(number);
                 any = true;
+            } else if number >= RoomId::FIRST {
+                any |= self.hear_room(number);
             } else {
                 self.hear(Ticket(number), flags);
                 any = true;
             }
         }
         any
+    }
+
+    /// Applications have rung by the agent's ear of a room. The next look at what is hot finds what for.
+    fn hear_room(&mut self, number: u64) -> bool {
+        let rang =
+            self.rooms.take_rang(number).filter_map(|place| self.places.get(&place)).copied();
+        let rang: Vec<Ticket> = rang.collect();
+        rang.iter().for_each(|ticket| self.heat(*ticket));
+        !rang.is_empty()
+    }
+
+    /// A process that ended between its word in the room and the eventfd leaves the word behind, and its next ones do not ring.
+    fn hear_rooms(&mut self) {
+        let rang: Vec<Place> = self.rooms.take_all_rang().collect();
+        let rang = rang.iter().filter_map(|place| self.places.get(place)).copied();
+        rang.collect::<Vec<_>>().into_iter().for_each(|ticket| self.heat(ticket));
     }
 
     /// Something has come over the connection inside the host.

@@ -1,7 +1,7 @@
 //! The arm bits of a ring: which sleepers wait for data, and which for room.
 
 use super::{Data, ROOM_SHIFT, Ring, writable};
-use crate::layout::{ARM_RINGING, ARM_TCP, WINDOW_SPLIT};
+use crate::layout::{ARM_EAR, ARM_RINGING, ARM_TCP, WINDOW_SPLIT};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::sync::{AtomicU32, fence};
 
@@ -118,31 +118,36 @@ impl Ring<'_> {
         bits & ARM_RINGING != 0 || (shared && bits != 0)
     }
 
-    /// Whether the next bytes will ring, as far as this end can tell; a waker may be taking the bit just now.
-    #[inline]
-    pub fn is_rx_armed(&self) -> bool {
-        self.dir.arm.rx.load(Relaxed) != 0
-    }
-
     /// Takes the sleepers' arm bits back, of all of them. Only where no other thread of this end arms
     /// meanwhile: another's bit would be lost, and its wake-up. Staying armed costs one needless doorbell.
     #[inline]
     pub fn disarm_rx(&self) {
-        if self.dir.arm.rx.load(Relaxed) & ARM_TCP != 0 {
-            self.dir.arm.rx.fetch_and(!ARM_TCP, Relaxed);
+        if self.dir.arm.rx.load(Relaxed) & SLEEPERS != 0 {
+            self.dir.arm.rx.fetch_and(!SLEEPERS, Relaxed);
         }
     }
+
+    /// Whether the next bytes wake so (`ARM_*`), or by a doorbell, which wakes all, as far as this end can tell; a waker may be taking the bit just
+    /// now.
+    #[inline]
+    pub fn is_rx_armed_by(&self, bit: u32) -> bool {
+        self.dir.arm.rx.load(Relaxed) & (bit | ARM_TCP) != 0
+    }
 }
+
+/// The bits of those that sleep.
+const SLEEPERS: u32 = ARM_TCP | ARM_EAR;
 
 /// Takes the sleepers' bits out of an arm word. Whoever was about to ring may have been killed: that is done again.
 #[inline]
 fn take(arm: &AtomicU32, shared: bool) -> u32 {
-    const AWAITED: u32 = ARM_TCP | ARM_RINGING;
+    const AWAITED: u32 = SLEEPERS | ARM_RINGING;
     // Acquire: see `arm_rx`. Release: a thread that finds the bits taken also finds the bell begun (`crate::back`).
     let bits = match shared {
         false => arm.fetch_and(!AWAITED, AcqRel),
         true => {
-            let ringing = |bits: u32| (bits & AWAITED != 0).then_some((bits | AWAITED) & !ARM_TCP);
+            let ringing =
+                |bits: u32| (bits & AWAITED != 0).then_some((bits | ARM_RINGING) & !SLEEPERS);
             arm.fetch_update(AcqRel, Acquire, ringing).unwrap_or_else(|bits| bits)
         }
     };

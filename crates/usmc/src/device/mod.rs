@@ -8,6 +8,7 @@ mod conformance;
 pub mod identity;
 pub mod memfd;
 pub mod region;
+pub mod room_ear;
 pub mod segment;
 
 use usmc_shm::layout::{Slot, WINDOW_SHIFT_MIN, near_len, segment_len};

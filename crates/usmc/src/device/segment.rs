@@ -15,16 +15,17 @@ use usmc_shm::segment::Segment;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
-use super::{Backing, Device, Index, LOOPBACK, Name, Shape, Size};
+use super::{Backing, Device, Index, LOOPBACK, Name, Shape, Size, room_ear};
 use crate::host;
 use crate::os::free_slots::FreeSlots;
 use crate::os::process::{Held, Lock};
 use crate::os::reason::Reason;
+use crate::os::table::release_fd;
 use crate::os::{foreign_fd, sys};
 use crate::record::tuple::Tuple;
 
 /// Segments one process can have mapped.
-const SEGMENTS: usize = 1024;
+pub(super) const SEGMENTS: usize = 1024;
 /// Bytes of address space that all of them may take: the program needs the rest.
 pub const SPACE: usize = if cfg!(target_pointer_width = "32") { 512 << 20 } else { usize::MAX };
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,6 +51,8 @@ struct Mapped {
     slots: FreeSlots,
     /// Of a peer's segment that was delivered for one connection ([`crate::handshake::clc`]): which file it is. 0 = none such.
     delivered: u64,
+    /// Its place in the table, plus one, where an agent was asked for an ear ([`super::room_ear`]); 0 = none was.
+    asked: u32,
 }
 
 static LOCK: Lock = Lock::new();
@@ -128,6 +131,10 @@ impl Mapped {
 
     fn unmap(&mut self) {
         let mut is_idle = false;
+        if let Some(index) = self.asked.checked_sub(1) {
+            self.asked = 0;
+            room_ear::forget(index);
+        }
         if self.role == Role::Own
             && let Ok(map) = self.segment()
         {
@@ -143,6 +150,19 @@ impl Mapped {
             }
         }
         self.role = Role::Unused;
+    }
+}
+
+/// The agent whose room it is has answered so to the question for its ear, a descriptor of the library's own.
+pub fn keep_ear(index: u32, id: u64, ear: Option<i32>) {
+    let mut known = table();
+    let entry = known.as_mut().and_then(|table| table.entries.get_mut(index as usize));
+    match entry.filter(|m| m.id == id && m.users > 0).map(|m| (m.segment(), m)) {
+        Some((Ok(map), m)) => {
+            m.asked = index + 1;
+            room_ear::keep(index, map.header(), ear);
+        }
+        _ => _ = ear.inspect(|ear| release_fd(*ear)),
     }
 }
 

@@ -68,7 +68,7 @@ fn own() -> Option<i32> {
 }
 
 /// Whether it is an eventfd.
-fn is_ear(fd: i32) -> bool {
+pub fn is_ear(fd: i32) -> bool {
     let (mut link, mut name) = (Path::new(), [0u8; 32]);
     let _ = write!(link, "/proc/self/fd/{fd}");
     sys::readlink(link.c(), &mut name).is_ok_and(|len| &name[..len] == b"anon_inode:[eventfd]")

@@ -18,13 +18,13 @@ use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC};
 use crate::stream::hearing::Hearing;
-use crate::stream::{bells, drained, ending, ready, room, unheard};
+use crate::stream::{agents_ear, bells, drained, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_DEFERRED, E_KICKED, E_KNOWN, E_RING, E_TCP};
 use crate::watchers::hot::{self, Looks};
 use crate::watchers::set::{self, Set};
-use crate::watchers::{deferred, epoll, epoll_ctl, nested, report};
+use crate::watchers::{agent_ear, deferred, epoll, epoll_ctl, nested, report};
 
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
@@ -155,6 +155,8 @@ pub unsafe fn epoll_wait(
                 continue;
             }
         }
+        agent_ear::get_due(set, index);
+        agents_ear::get_due();
         let asleep = Asleep::enter(set, index);
         let owes = !deferred::pay(index);
         let mut looks =
@@ -437,7 +439,10 @@ pub fn translate(
         if let Some(nesting) = nested::of(event.u64) {
             match nesting.and_then(|(inner, nesting)| inner::event(nesting, inner, true, round)) {
                 Some(ours) => event = ours,
-                None => continue,
+                None => {
+                    agent_ear::heard(set);
+                    continue;
+                }
             }
         } else if let Some((number, entry)) = set::entry_of(event.u64) {
             if number == u32::MAX {

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
 use core::slice;
-use usmc_shm::layout::Slot;
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::Relaxed;
 
@@ -27,7 +27,7 @@ use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
-use crate::stream::{bells, drained, ending, ready, room, unheard};
+use crate::stream::{agents_ear, bells, drained, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
@@ -238,6 +238,7 @@ fn poll_until(
         if spin_poll(fds, deadline) || leave_if_stuck(fds) {
             continue;
         }
+        agents_ear::get_due();
         let mut asleep = Asleep::nowhere(fds.len());
         let mut looks = asleep.enter(fds);
         // A doorbell that asked for this may have been taken away since the last look.
@@ -536,7 +537,7 @@ impl Asleep {
                         None => looks.hearing = Hearing::Nothing,
                     }
                     bells::clear_bells(p.fd, conn, slot);
-                    ready::arm(p.fd, conn, slot, want);
+                    ready::arm(p.fd, conn, slot, want, ARM_TCP);
                     let is_deaf = hears_bells(p.events)
                         && (bells::has_bells(conn, slot) || hides_bells(p.fd, conn, p.events));
                     let hearing = match is_deaf {

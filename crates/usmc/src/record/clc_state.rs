@@ -100,6 +100,8 @@ pub struct State {
     pub in_syn: AtomicU32,
     /// Client: whether the kernel's socket has TCP_FASTOPEN_CONNECT for the sake of that.
     pub opens_fast: AtomicU32,
+    /// Of a deputy: the identity of the agent's room.
+    pub room: AtomicU64,
     /// What was delivered: the peer's token, segment, slot and use, file. The token is set last.
     pub given: [AtomicU64; 4],
 }

@@ -1,14 +1,15 @@
 //! Doorbells: single bytes of the connection's own TCP stream, which wake the threads that sleep there, and how they are taken out again.
 
 use usmc_shm::bell::{Bells, Drain, Rung};
-use usmc_shm::layout::{ARM_TCP, Slot};
+use usmc_shm::layout::{ARM_EAR, ARM_TCP, Slot};
 use usmc_shm::span::{RxSpan, Source, TxSpan};
 use usmc_shm::state::EndState;
 use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
 
-use super::{ending, fallback, hearing};
+use super::{agents_ear, ending, fallback, hearing};
+use crate::device::room_ear;
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::handshake::clc::deputy;
@@ -76,14 +77,25 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         let sent = sys::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         order::rang(conn);
         match sent {
-            Ok(_) => observer::count_one(conn, |record| &record.bells_sent),
+            Ok(_) => {
+                observer::count_one(conn, |record| &record.bells_sent);
+                agents_ear::rang(conn);
+            }
             Err(errno) => ending::untold_by_send(fd, conn, slot, errno),
         }
         sent.is_ok()
     };
     // SeqCst: before the doorbell counts among all of this end's, and until it does not any more.
     conn.ringing.fetch_add(1, SeqCst);
-    let rung = TxSpan::new(slot, conn.side()).ring(|| take(shared), send);
+    let take = || {
+        let bits = take(shared);
+        let by_ear = bits & (ARM_EAR | ARM_TCP) == ARM_EAR;
+        // Of several processes one may be killed in between.
+        let at = || (conn.segment.load(Relaxed), conn.slot_index.load(Relaxed));
+        let rings = by_ear && (shared || !room_ear::ring(at().0, at().1));
+        if rings { bits | ARM_TCP } else { bits }
+    };
+    let rung = TxSpan::new(slot, conn.side()).ring(take, send);
     if shared {
         conn.tx(slot).rang_rx();
         conn.rx(slot).rang_tx();

@@ -1,5 +1,6 @@
 //! One direction of a connection: where its bytes are, how the other end is woken, how it ends, and how it goes back to TCP.
 
+pub mod agents_ear;
 pub mod bells;
 pub mod bulk;
 pub mod drained;

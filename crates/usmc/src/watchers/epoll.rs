@@ -47,6 +47,7 @@ pub fn closed(index: u32) {
     }
     let Some(_held) = SETS_LOCK.enter() else { return };
     nested::forget(index);
+    set.ears.forget();
     set.next_free.store(FREE_SET.load(Relaxed), Relaxed);
     FREE_SET.store(index + 1, Relaxed);
 }
@@ -74,6 +75,10 @@ pub fn unlink(number: u32, entry: &Entry) {
         deferred::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
+        if let Some(slot) = conn.slot().filter(|_| conn.has(conn::F_DEPUTY)) {
+            // Another set may have it next.
+            conn.end(slot).forget_hearer();
+        }
         // A thread that the kernel has told of it does not put it on a list again.
         entry.set_flag(E_RING, false);
     }
@@ -97,6 +102,11 @@ pub fn would_tell(set: &Set, entry: &Entry) -> bool {
 
 /// Asks for a doorbell.
 pub fn arm(entry: &Entry) {
+    arm_by(entry, ARM_TCP);
+}
+
+/// Asks to be woken so (`ARM_*`).
+pub fn arm_by(entry: &Entry, bit: u32) {
     let conn = conn::at(entry.conn.load(Relaxed));
     let Some(slot) = conn.slot() else { return };
     let want = entry.events.load(Relaxed);
@@ -104,7 +114,7 @@ pub fn arm(entry: &Entry) {
         entry.set_flag(E_ARMED, true);
         count(conn, entry, true);
     }
-    ready::arm(live_fd(entry), conn, slot, want & (READ_BITS | WRITE_BITS));
+    ready::arm(live_fd(entry), conn, slot, want & (READ_BITS | WRITE_BITS), bit);
 }
 
 /// No doorbell is needed: somebody looks.

@@ -3,9 +3,10 @@
 //! An entry becomes hot when the kernel reports its doorbell, and when it is added or modified. An entry that was not
 //! active between two sleeps is armed and forgotten, so waits cost what the active connections cost.
 
-use usmc_shm::layout::Slot;
+use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
+use super::agent_ear;
 use super::deferred;
 use super::entry::{self, E_ACTIVE, E_ARMED, E_DISABLED, E_HOT, Entry};
 use super::epoll;
@@ -20,6 +21,9 @@ use crate::watchers::set::{self, HOT};
 
 /// A set that never sleeps sorts its hot entries out every so many waits.
 const SWEEP_EVERY: u32 = 1024;
+
+/// An entry that an ear serves stays hot for so many waits: to look at it costs less than a doorbell.
+const LATELY: u32 = 32;
 
 /// Puts an entry on the list, if there is room or room can be made; an entry that stays cold is armed.
 /// Returns whether it is hot. The caller holds the set's lock.
@@ -215,6 +219,11 @@ fn is_sweep_due(set: &Set) -> bool {
     set.rounds.load(Relaxed).wrapping_sub(set.swept.load(Relaxed)) > 16
 }
 
+/// Whether one of the last waits has told of the entry.
+fn was_told_lately(set: &Set, entry: &Entry) -> bool {
+    set.rounds.load(Relaxed).wrapping_sub(entry.round.load(Relaxed)) < LATELY
+}
+
 fn sort_out(set: &Set, arm_all: bool) -> Looks {
     let mut looks = Looks::default();
     // From the end: taking one off moves the last one into its place.
@@ -235,13 +244,17 @@ fn sort_out(set: &Set, arm_all: bool) -> Looks {
         let want = entry.events.load(Relaxed);
         let hearing = ready::hearing(conn, slot, want);
         let stuck_ns = stuck_ns(entry);
-        let let_go = !active && hearing == Hearing::Bells && stuck_ns.is_none();
+        let is_idle = !active && hearing == Hearing::Bells && stuck_ns.is_none();
+        let bit = if arm_all { agent_ear::bit(set, conn, slot) } else { ARM_TCP };
+        let let_go = is_idle && (bit == ARM_TCP || !was_told_lately(set, entry));
         if let_go || arm_all {
             if bells::owes_ack(conn, slot) {
                 bells::clear_bells(set::live_fd(entry), conn, slot);
             }
-            if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed() {
-                epoll::arm(entry);
+            // What is let go of is found by its doorbell alone.
+            let bit = if let_go { ARM_TCP } else { bit };
+            if !entry.has(E_ARMED) || want & WRITE_BITS != 0 || !conn.rx(slot).is_rx_armed_by(bit) {
+                epoll::arm_by(entry, bit);
             }
             looks = looks.and(Looks { hearing, stuck_ns });
             // It may have become ready before it was armed.

@@ -1,5 +1,6 @@
 //! Registrations with epoll sets: what a set is to tell, and what the kernel's set knows of it.
 
+pub mod agent_ear;
 pub mod asked;
 pub mod asleep;
 pub mod deferred;

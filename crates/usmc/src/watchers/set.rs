@@ -4,6 +4,7 @@ use core::ptr;
 use usmc_shm::sync::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::{AtomicPtr, AtomicU32, AtomicU64};
 
+use super::agent_ear::Ears;
 use super::entry::{self, Entry};
 use super::habit::Habit;
 use crate::host::{PeerProcess, ears};
@@ -84,6 +85,8 @@ pub struct Set {
     pub is_watched: AtomicU32,
     /// Nonzero where the kernel's set has the ear of the process with this number less one.
     pub ear: AtomicU32,
+    /// Those of agents.
+    pub ears: Ears,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,
     /// See [`hot::print`].
@@ -150,6 +153,13 @@ pub fn listen(set: &Set, index: u32) -> bool {
         return false;
     }
     true
+}
+
+/// An agent's ear ends sleeps in the set from now on. False where the kernel does not want it.
+pub fn watch_ear(index: u32, pipe: i32) -> bool {
+    let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
+    let mut event = libc::epoll_event { events, u64: tag(EAR, 0) };
+    sys::epoll_ctl(fd_of(index), libc::EPOLL_CTL_ADD, pipe, &mut event).is_ok()
 }
 
 /// Others hear of what is ready in the set from now on ([`Set::is_watched`]).
@@ -220,6 +230,7 @@ pub fn created(fd: i32) {
     }
     set.habit.forget();
     set.edges.forget();
+    set.ears.forget();
     table::set(fd, Fd::Epoll(index));
 }
 

@@ -27,7 +27,7 @@ use crate::device::segment::InUse;
 use crate::device::{self, segment};
 use crate::family::{holders, liveness, mark};
 use crate::handshake::transition;
-use crate::host::{self, directory};
+use crate::host::{self, directory, ears};
 use crate::os::reason::Reason;
 use crate::os::sys::{self, Errno};
 use crate::os::unix::Received;
@@ -434,6 +434,7 @@ pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
             && handshake::phase(&slot.control, Use::from_bits(usage)) == SlotState::Confirmed
     });
     super::forget(conn);
+    conn.clc.room.store(deputy.place.segment, Relaxed);
     if let Some(slot) = slot {
         // Before another thread finds it: nothing of the application's goes by the deputy itself, where bytes are doorbells.
         let _ = TxSpan::new(slot, conn.side()).try_switch(|| Some(0));
@@ -456,12 +457,7 @@ pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
 
 /// Asks for the TCP connection of a deputy whose ring the agent has left.
 pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
-    let segment = segment::id_of(conn.segment.load(Relaxed));
-    let (slot, usage) = (conn.slot_index.load(Relaxed), conn.usage.load(Relaxed));
-    let control = reach()?;
-    let asked = ask(control, Request::Fetch(Place { segment, slot, usage }), &[]);
-    sys::close(control);
-    match asked {
+    match ask_about(conn, Request::Fetch) {
         Ok((Answer::Tcp { code }, Some(tcp))) => {
             conn.clc.declined.store(code, Relaxed);
             Some(tcp)
@@ -475,6 +471,43 @@ pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
             None
         }
     }
+}
+
+/// Asks for an ear of the connection's room ([`Request::Ear`]): its number there, and the pipe.
+pub fn ear(conn: &Conn) -> Option<(u32, i32)> {
+    match ask_about(conn, Request::Ear).ok()? {
+        (Answer::Ear(number), Some(pipe)) if sys::pipe_flags(pipe).is_some() => {
+            Some((number, pipe))
+        }
+        (_, other) => {
+            other.inspect(|fd| foreign_fd::discard(*fd));
+            None
+        }
+    }
+}
+
+/// Asks for the agent's ear of the connection's room ([`Request::RoomEar`]), which is then a descriptor of the library's own.
+pub fn room_ear(conn: &Conn) -> Option<i32> {
+    match ask_about(conn, Request::RoomEar).ok()? {
+        (Answer::RoomEar, Some(ear)) if ears::is_ear(ear) => Some(table::keep_fd(ear)),
+        (_, other) => {
+            other.inspect(|fd| foreign_fd::discard(*fd));
+            None
+        }
+    }
+}
+
+/// Asks the agent about the connection's slot.
+fn ask_about(
+    conn: &Conn,
+    request: impl FnOnce(Place) -> Request,
+) -> Result<(Answer, Option<i32>), Unanswered> {
+    let segment = segment::id_of(conn.segment.load(Relaxed));
+    let (slot, usage) = (conn.slot_index.load(Relaxed), conn.usage.load(Relaxed));
+    let control = reach().ok_or(Unanswered::Unread(libc::ECONNREFUSED))?;
+    let asked = ask(control, request(Place { segment, slot, usage }), &[]);
+    sys::close(control);
+    asked
 }
 
 /// The number becomes that of the TCP connection again. The caller keeps all away that uses it.
