@@ -15,7 +15,7 @@
 //! behind [`Answer::Proposal`]; it hands the connection over later, as [`Role::Proposed`].
 //!
 //! An application sleeps on its end of the deputy's connection, and the agent wakes it by a byte there. Where it sleeps in an epoll set there is a
-//! cheaper way: the process asks for an **ear** of that set ([`Request::Ear`]), the reading end of a pipe, and has it in the set by edges. The
+//! cheaper way: the process asks for an **ear** of that set ([`Request::Ear`]), one of a pair of UNIX sockets, and has it in the set by edges. The
 //! number that comes along stands in the slots of all connections that the set waits for ([`crate::layout::ARM_EAR`]). It means one room. In the
 //! other direction a process has an ear of the agent's for each room ([`Request::RoomEar`]): an eventfd, and a word in the room that says which
 //! slots rang.
@@ -70,7 +70,7 @@ pub enum Request {
     Show,
     /// To have the Proposal for a server at that address, before there is a connection. IPv4 is mapped.
     Propose([u8; 16]),
-    /// To be woken by a pipe, for the connections of the room in which one has that slot.
+    /// To be woken by one of a pair of UNIX sockets, for the connections of the room in which one has that slot.
     Ear(Place),
     /// To wake the agent by an eventfd, for the connections of the room in which one has that slot.
     RoomEar(Place),
@@ -90,7 +90,7 @@ pub enum Answer {
     Shown,
     /// Behind this message, in the same packet, comes a Proposal of so many bytes, at most [`PROPOSAL_MAX`] ([`Request::Propose`]).
     Proposal(u32),
-    /// The pipe that comes with the message has that number, less than 2^16 - 1, in the room ([`Request::Ear`]).
+    /// The socket that comes with the message has that number, less than 2^16 - 1, in the room ([`Request::Ear`]).
     Ear(u32),
     /// The eventfd that comes with the message wakes the agent ([`Request::RoomEar`]).
     RoomEar,
@@ -214,8 +214,13 @@ mod tests {
     fn messages_come_back_as_they_were() {
         let hands = [Role::Client, Role::Proposed, Role::Server].map(Request::Hand);
         let address = core::array::from_fn(|at| 0xf0 | at as u8);
-        let others =
-            [Request::Fetch(PLACE), Request::Show, Request::Propose(address), Request::Ear(PLACE)];
+        let others = [
+            Request::Fetch(PLACE),
+            Request::Show,
+            Request::Propose(address),
+            Request::Ear(PLACE),
+            Request::RoomEar(PLACE),
+        ];
         let requests = hands.into_iter().chain(others);
         for request in requests {
             assert_eq!(Request::parse(&request.emit()), Some(request));

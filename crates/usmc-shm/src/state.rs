@@ -372,9 +372,11 @@ impl End {
         before >> 16 == 0 || before & 0xffff << 16 == wanted
     }
 
-    /// The peer, an agent, wakes by that ear no more.
-    pub fn forget_hearer(&self) {
-        self.set_ears(0xffff << 16, 0);
+    /// The peer, an agent, is to wake by the ear of that number no more.
+    pub fn forget_ear(&self, ear: u32) {
+        let known = (ear + 1) << 16;
+        let take = |ears: u32| (ears & 0xffff << 16 == known).then_some(ears & 0xffff);
+        let _ = self.ears.fetch_update(AcqRel, Relaxed, take);
     }
 
     fn set_ears(&self, half: u32, to: u32) {

@@ -6,7 +6,6 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
-use usmc_shm::agent::Place;
 use usmc_shm::state::EndState;
 
 use super::{OTHERS, RoomId, Service, Ticket, WAKES};
@@ -48,7 +47,10 @@ impl Service {
         any |= self.look_at_hot();
         // A sleep looks at sockets, too.
         self.deaf = self.deaf.saturating_add(1);
-        let is_late = self.deaf >= TURNS && now >= self.heard + SOCKETS;
+        let is_late = match self.deaf {
+            TURNS.. => now >= self.heard + SOCKETS,
+            _ => now >= self.heard + SOCKETS * TURNS,
+        };
         let is_due = is_late && !self.rest.is_armed();
         let is_idle = !any && self.rest.is_spinning(now);
         if is_due || is_idle && now >= self.heard + NEAR {
@@ -64,7 +66,7 @@ impl Service {
         if now >= self.ticked + TICK {
             self.ticked = now;
             self.has_to_tick = self.rooms.tick(now, &mut self.driver);
-            self.hear_rooms();
+            any |= self.hear_rooms();
         }
         any |= self.take_events();
         self.ring_ears();
@@ -233,11 +235,13 @@ impl Service {
         !rang.is_empty()
     }
 
-    /// A process that ended between its word in the room and the eventfd leaves the word behind, and its next ones do not ring.
-    fn hear_rooms(&mut self) {
-        let rang: Vec<Place> = self.rooms.take_all_rang().collect();
-        let rang = rang.iter().filter_map(|place| self.places.get(place)).copied();
-        rang.collect::<Vec<_>>().into_iter().for_each(|ticket| self.heat(ticket));
+    /// A process that ended between its word in the room and the eventfd leaves the word behind, and its next ones do not ring. Whether there
+    /// was a word.
+    fn hear_rooms(&mut self) -> bool {
+        let rang = self.rooms.take_all_rang().filter_map(|place| self.places.get(&place)).copied();
+        let rang: Vec<Ticket> = rang.collect();
+        rang.iter().for_each(|ticket| self.heat(*ticket));
+        !rang.is_empty()
     }
 
     /// Something has come over the connection inside the host.
@@ -291,6 +295,7 @@ impl Service {
     pub(super) fn is_gone(&mut self, ticket: Ticket, has_died: bool) {
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         case.has_died |= has_died;
+        self.has_to_tick |= has_died;
         if matches!(case.deputy.told, EndState::Open | EndState::Shut) {
             case.deputy.told = EndState::Closed;
             let unread = has_died && case.deputy.is_unread();

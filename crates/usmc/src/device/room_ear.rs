@@ -50,12 +50,12 @@ pub fn ring(segment: u32, slot: u32) -> bool {
     header.rang.fetch_or(1 << slot, AcqRel) != 0 || sys::add_one((ear - 1).cast_signed()).is_ok()
 }
 
-/// A doorbell was sent to an agent. Whether an ear is to be asked for, which is said once.
+/// A doorbell was sent to an agent. Whether an ear is to be asked for.
 pub fn is_due(segment: u32) -> bool {
     let Some(room) = ROOMS.get(segment as usize) else { return false };
-    let rang = room.rang.load(Relaxed).saturating_add(1);
+    let rang = room.rang.load(Relaxed).wrapping_add(1);
     room.rang.store(rang, Relaxed);
-    rang == DUE && room.ear.load(Relaxed) == 0
+    rang.is_multiple_of(DUE) && room.ear.load(Relaxed) == 0
 }
 
 /// The agent's answer. The caller holds the table's lock.

@@ -16,7 +16,7 @@ use crate::os::spin::Budget;
 use crate::os::unwind::{cancellation_point, keeping};
 use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
-use crate::record::conn::{self, F_CLC};
+use crate::record::conn::{self, F_CLC, F_DEPUTY};
 use crate::stream::hearing::Hearing;
 use crate::stream::{agents_ear, bells, drained, ending, ready, room, unheard};
 use crate::watch::observer;
@@ -212,10 +212,11 @@ pub unsafe fn epoll_wait(
         let learns = ours && set.was_hot.load(Relaxed) != 0;
         let now = if learns { clock::now_ns() } else { start };
         look.rooms.forget();
-        let n = look_behind(translate(&look, events, got, 0));
+        let kernels = translate(&look, events, got, 0);
+        let n = look_behind(kernels);
         if learns {
-            // A doorbell of before the sleep ends it at once, and says nothing.
-            if n > 0 || got == 0 {
+            // What the kernel had to tell before the sleep ends it at once, and says nothing.
+            if !sleeps_at_once || n > kernels || got == 0 {
                 budget.slept(now - start);
             }
             set.work.begins(now);
@@ -541,6 +542,9 @@ fn from_ring(
     if entry.has(E_DEFERRED) {
         // The kernel has no memory for it: it is asked for once more.
         return 0;
+    }
+    if conn.has(F_DEPUTY) {
+        agent_ear::heard(set);
     }
     let kicked = entry.has(E_KICKED);
     let in_tcp = conn.slot().is_some_and(|s| !conn.end(s).reads_ring());

@@ -30,7 +30,9 @@ fn get() {
     let Some(conn) = DUE.swap(0, Relaxed).checked_sub(1).map(conn::at) else { return };
     let (segment, room) = (conn.segment.load(Relaxed), conn.clc.room.load(Relaxed));
     // It may have been closed meanwhile, and its record be another's.
-    if conn.has(F_DEPUTY) && room != 0 {
-        segment::keep_ear(segment, room, deputy::room_ear(conn));
+    if conn.has(F_DEPUTY)
+        && let Ok(ear) = deputy::room_ear(conn, room)
+    {
+        segment::keep_ear(segment, room, ear);
     }
 }

@@ -20,7 +20,7 @@ use super::entry::{
     E_PARKED, E_RING, E_TCP, Entry,
 };
 use super::hot;
-use super::{deferred, epoll_ctl, nested};
+use super::{agent_ear, deferred, epoll_ctl, nested};
 use crate::os::events::{IN, OUT, RDHUP, READ_BITS, WRITE_BITS};
 use crate::os::reason::Reason;
 use crate::os::single;
@@ -47,7 +47,10 @@ pub fn closed(index: u32) {
     }
     let Some(_held) = SETS_LOCK.enter() else { return };
     nested::forget(index);
-    set.ears.forget();
+    {
+        let _held = set.lock.enter();
+        set.ears.forget();
+    }
     set.next_free.store(FREE_SET.load(Relaxed), Relaxed);
     FREE_SET.store(index + 1, Relaxed);
 }
@@ -75,10 +78,7 @@ pub fn unlink(number: u32, entry: &Entry) {
         deferred::forgive(set, entry);
         hot::cool(set, entry);
         disarm(conn, entry);
-        if let Some(slot) = conn.slot().filter(|_| conn.has(conn::F_DEPUTY)) {
-            // Another set may have it next.
-            conn.end(slot).forget_hearer();
-        }
+        agent_ear::unlinked(set, conn);
         // A thread that the kernel has told of it does not put it on a list again.
         entry.set_flag(E_RING, false);
     }

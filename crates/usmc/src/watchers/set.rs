@@ -156,10 +156,10 @@ pub fn listen(set: &Set, index: u32) -> bool {
 }
 
 /// An agent's ear ends sleeps in the set from now on. False where the kernel does not want it.
-pub fn watch_ear(index: u32, pipe: i32) -> bool {
+pub fn watch_ear(index: u32, socket: i32) -> bool {
     let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
     let mut event = libc::epoll_event { events, u64: tag(EAR, 0) };
-    sys::epoll_ctl(fd_of(index), libc::EPOLL_CTL_ADD, pipe, &mut event).is_ok()
+    sys::epoll_ctl(fd_of(index), libc::EPOLL_CTL_ADD, socket, &mut event).is_ok()
 }
 
 /// Others hear of what is ready in the set from now on ([`Set::is_watched`]).

@@ -53,6 +53,8 @@ const FORKED: u32 = u32::MAX - 1;
 const SYSTEM: &CStr = c"/run/usmc/agent";
 /// How long an agent may take for an answer, which waits for nobody: it may have been stopped.
 const ANSWER_MS: i32 = 5000;
+/// The same for an ear, without which a connection does as well.
+const EAR_MS: i32 = 50;
 /// How long a Proposal is kept where another process has the connection, too, in milliseconds: a fork server's parent closes its own at once.
 const OTHERS_MS: u32 = 100;
 
@@ -202,7 +204,8 @@ impl ForSyn {
     pub fn ask(server: Endpoint) -> Option<ForSyn> {
         let control = reach()?;
         let mut room = [0; LEN + PROPOSAL_MAX];
-        let len = match ask_into(control, Request::Propose(server.addr), &[], &mut room) {
+        let len = match ask_into(control, Request::Propose(server.addr), &[], &mut room, ANSWER_MS)
+        {
             Ok((Answer::Proposal(len), None, got)) if got == LEN + len as usize => len as usize,
             Ok((_, other, _)) => {
                 other.inspect(|fd| foreign_fd::discard(*fd));
@@ -279,8 +282,13 @@ enum Unanswered {
 }
 
 /// Asks the agent, and waits for its answer.
-fn ask(control: i32, request: Request, fds: &[i32]) -> Result<(Answer, Option<i32>), Unanswered> {
-    match ask_into(control, request, fds, &mut [0; LEN])? {
+fn ask(
+    control: i32,
+    request: Request,
+    fds: &[i32],
+    most_ms: i32,
+) -> Result<(Answer, Option<i32>), Unanswered> {
+    match ask_into(control, request, fds, &mut [0; LEN], most_ms)? {
         (answer, fd, LEN) => Ok((answer, fd)),
         (_, fd, _) => {
             fd.inspect(|fd| foreign_fd::discard(*fd));
@@ -295,11 +303,12 @@ fn ask_into(
     request: Request,
     fds: &[i32],
     bytes: &mut [u8],
+    most_ms: i32,
 ) -> Result<(Answer, Option<i32>, usize), Unanswered> {
     unix::send(control, &request.emit(), fds).map_err(Unanswered::Unread)?;
     let received = loop {
         match unix::receive(control, bytes) {
-            Err(libc::EAGAIN) if sys::poll1(control, libc::POLLIN, ANSWER_MS) != 0 => {}
+            Err(libc::EAGAIN) if sys::poll1(control, libc::POLLIN, most_ms) != 0 => {}
             // The end comes as an error where something was left unread (unix(7)).
             Err(libc::ECONNRESET) => return Err(Unanswered::Unread(libc::ECONNRESET)),
             Err(errno) => return Err(Unanswered::Unknown(errno)),
@@ -403,11 +412,11 @@ fn hand_by(
     role: Role,
     fds: &[i32],
 ) -> Result<(Answer, Option<i32>), Unanswered> {
-    match ask(control, Request::Hand(role), fds) {
+    match ask(control, Request::Hand(role), fds, ANSWER_MS) {
         Err(Unanswered::Unread(errno)) => {
             let_go(conn);
             let control = reach().ok_or(Unanswered::Unread(errno))?;
-            let asked = ask(control, Request::Hand(role), fds);
+            let asked = ask(control, Request::Hand(role), fds, ANSWER_MS);
             sys::close(control);
             asked
         }
@@ -457,7 +466,7 @@ pub fn begin_ring(fd: i32, conn: &Conn, deputy: &Deputy) {
 
 /// Asks for the TCP connection of a deputy whose ring the agent has left.
 pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
-    match ask_about(conn, Request::Fetch) {
+    match ask_about(Request::Fetch(place(conn)), ANSWER_MS) {
         Ok((Answer::Tcp { code }, Some(tcp))) => {
             conn.clc.declined.store(code, Relaxed);
             Some(tcp)
@@ -473,39 +482,63 @@ pub fn fetch(fd: i32, conn: &Conn) -> Option<i32> {
     }
 }
 
-/// Asks for an ear of the connection's room ([`Request::Ear`]): its number there, and the pipe.
-pub fn ear(conn: &Conn) -> Option<(u32, i32)> {
-    match ask_about(conn, Request::Ear).ok()? {
-        (Answer::Ear(number), Some(pipe)) if sys::pipe_flags(pipe).is_some() => {
-            Some((number, pipe))
-        }
+/// Asks for an ear of the connection's room ([`Request::Ear`]): its number there, and the socket; `None`: the agent gives none.
+///
+/// # Errors
+/// The agent has not read the request, or the connection is in another room.
+pub fn ear(conn: &Conn, room: u64) -> Result<Option<(u32, i32)>, Errno> {
+    let is_socket = |fd| sockopt::int(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, 0) == libc::AF_UNIX;
+    Ok(match ask_for_ear(conn, room, Request::Ear)? {
+        (Some(Answer::Ear(number)), Some(socket)) if is_socket(socket) => Some((number, socket)),
         (_, other) => {
             other.inspect(|fd| foreign_fd::discard(*fd));
             None
         }
-    }
+    })
 }
 
-/// Asks for the agent's ear of the connection's room ([`Request::RoomEar`]), which is then a descriptor of the library's own.
-pub fn room_ear(conn: &Conn) -> Option<i32> {
-    match ask_about(conn, Request::RoomEar).ok()? {
-        (Answer::RoomEar, Some(ear)) if ears::is_ear(ear) => Some(table::keep_fd(ear)),
+/// Asks for the agent's ear of the connection's room ([`Request::RoomEar`]), which is then a descriptor of the library's own; `None`: the
+/// agent gives none.
+///
+/// # Errors
+/// As [`ear`].
+pub fn room_ear(conn: &Conn, room: u64) -> Result<Option<i32>, Errno> {
+    Ok(match ask_for_ear(conn, room, Request::RoomEar)? {
+        (Some(Answer::RoomEar), Some(ear)) if ears::is_ear(ear) => Some(table::keep_fd(ear)),
         (_, other) => {
             other.inspect(|fd| foreign_fd::discard(*fd));
             None
         }
-    }
+    })
 }
 
-/// Asks the agent about the connection's slot.
-fn ask_about(
+/// The answer, if the agent gives one in time: one that was stopped gives no ear.
+fn ask_for_ear(
     conn: &Conn,
+    room: u64,
     request: impl FnOnce(Place) -> Request,
-) -> Result<(Answer, Option<i32>), Unanswered> {
+) -> Result<(Option<Answer>, Option<i32>), Errno> {
+    let place = place(conn);
+    if place.segment != room {
+        return Err(libc::ESTALE);
+    }
+    match ask_about(request(place), EAR_MS) {
+        Ok((answer, fd)) => Ok((Some(answer), fd)),
+        Err(Unanswered::Unknown(_)) => Ok((None, None)),
+        Err(Unanswered::Unread(errno)) => Err(errno),
+    }
+}
+
+/// The connection's slot.
+fn place(conn: &Conn) -> Place {
     let segment = segment::id_of(conn.segment.load(Relaxed));
-    let (slot, usage) = (conn.slot_index.load(Relaxed), conn.usage.load(Relaxed));
+    Place { segment, slot: conn.slot_index.load(Relaxed), usage: conn.usage.load(Relaxed) }
+}
+
+/// Asks the agent by a connection of its own.
+fn ask_about(request: Request, most_ms: i32) -> Result<(Answer, Option<i32>), Unanswered> {
     let control = reach().ok_or(Unanswered::Unread(libc::ECONNREFUSED))?;
-    let asked = ask(control, request(Place { segment, slot, usage }), &[]);
+    let asked = ask(control, request, &[], most_ms);
     sys::close(control);
     asked
 }
