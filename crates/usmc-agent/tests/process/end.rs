@@ -58,8 +58,19 @@ impl End {
         }
     }
 
+    /// A doorbell.
+    pub(crate) fn ring_bell(&self) {
+        self.ring(|| ARM_TCP);
+    }
+
     /// Writes a message of that byte, and wakes the agent if it sleeps.
     pub(crate) fn send_message<const BYTES: usize>(&self, byte: u8) {
+        self.write_message::<BYTES>(byte);
+        self.wake();
+    }
+
+    /// Writes a message of that byte.
+    pub(crate) fn write_message<const BYTES: usize>(&self, byte: u8) {
         let [_, ring] = self.rings();
         let bytes = [byte; BYTES];
         let room = ring.room(BYTES).expect("a ring in order");
@@ -67,7 +78,6 @@ impl End {
         // SAFETY: so many bytes within the room.
         unsafe { ring.copy_in(room.prod, room.place, bytes.as_ptr(), BYTES) };
         ring.publish(room.prod + BYTES as u64);
-        self.wake();
     }
 
     /// Takes a message that is there, of that byte.

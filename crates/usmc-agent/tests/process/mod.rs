@@ -5,7 +5,7 @@
 
 #[path = "../../../usmc-rdma/tests/simulation/application.rs"]
 pub(crate) mod application;
-mod end;
+pub(crate) mod end;
 #[path = "../fake/mod.rs"]
 pub(crate) mod fake;
 pub(crate) mod pair;
