@@ -259,6 +259,12 @@ impl Control {
         }
     }
 
+    /// A process has what it asked for, or is refused.
+    fn dismiss(&mut self, number: u64) {
+        self.visitors.remove(&number);
+        self.silent.retain(|(_, other)| *other != number);
+    }
+
     /// A process has said something, or is gone.
     fn look_at(&mut self, number: u64, service: &mut Service) -> bool {
         let Some(visitor) = self.visitors.get_mut(&number) else { return false };
@@ -273,15 +279,13 @@ impl Control {
                 {
                     service.is_fetched(ticket);
                 }
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             (Stage::Silent, Received::Show) => {
                 if let Ok(file) = report::file(service.driver()) {
                     let _ = send(&visitor.socket, &Answer::Shown.emit(), Some(file.as_fd()));
                 }
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             (Stage::Silent, Received::Propose(server)) => {
                 // The process hands the connection over by the same socket, once it is made.
@@ -299,21 +303,18 @@ impl Control {
                     }
                     None => send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None),
                 };
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             (Stage::Silent, Received::RoomEar(place)) => {
                 let _ = match service.own_ear(owner, place) {
                     Some(ear) => send(&visitor.socket, &Answer::RoomEar.emit(), Some(ear)),
                     None => send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None),
                 };
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             (Stage::Silent, Received::Hand(..)) if self.is_draining => {
                 let _ = send(&visitor.socket, &Answer::Tcp { code: 0 }.emit(), None);
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             (Stage::Silent, Received::Hand(role, tcp, deputy)) => {
                 let handed = Handed { role, tcp, deputy, owner };
@@ -323,8 +324,7 @@ impl Control {
                 self.silent.retain(|(_, other)| *other != number);
             }
             (Stage::Silent, _) => {
-                self.visitors.remove(&number);
-                self.silent.retain(|(_, other)| *other != number);
+                self.dismiss(number);
             }
             // It has nothing more to say.
             (Stage::Asked(ticket), _) => {

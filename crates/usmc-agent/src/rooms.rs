@@ -167,7 +167,7 @@ impl Rooms {
         room.into_iter().flat_map(|entry| entry.room.take_rang())
     }
 
-    /// The same of all rooms.
+    /// The places of slots in all rooms that rang.
     pub(crate) fn take_all_rang(&self) -> impl Iterator<Item = Place> + '_ {
         let rooms = self.all.values().filter(|entry| entry.room.ears.has_own());
         rooms.flat_map(|entry| entry.room.take_rang())

@@ -127,7 +127,7 @@ pub struct Service {
     hot: Vec<Ticket>,
     /// When those are looked at next that read in silence, and how long after the last look that is.
     half: BinaryHeap<Reverse<(Instant, Ticket, Duration)>>,
-    /// Those whose applications are to be woken by their ears.
+    /// Connections whose applications are to be woken by their ears.
     unheard: Vec<Ticket>,
     /// What others watch and is ready.
     ready: Vec<u64>,
@@ -135,7 +135,7 @@ pub struct Service {
     turned: Instant,
     /// When sockets were looked at last.
     heard: Instant,
-    /// Turns since.
+    /// Turns since sockets were looked at.
     deaf: u32,
     swept: Instant,
     ticked: Instant,

@@ -19,7 +19,7 @@ const DUE: u32 = 16;
 /// [`Room::ear`]: the agent gives none.
 const NEVER: u32 = u32::MAX;
 
-/// By the segment's place in the table.
+/// An agent's room; its place is the segment's in the table of segments.
 struct Room {
     header: AtomicPtr<SegmentHeader>,
     /// The eventfd, plus one; 0 = not known.

@@ -18,7 +18,7 @@ use crate::os::{clock, real, single, yields};
 use crate::poll::{deferred_events, inner};
 use crate::record::conn::{self, F_CLC, F_DEPUTY};
 use crate::stream::hearing::Hearing;
-use crate::stream::{agents_ear, bells, drained, ending, ready, room, unheard};
+use crate::stream::{bells, drained, due_ear, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{Asleep, arm_all, leave_stuck};
 use crate::watchers::entry::{self, E_DEFERRED, E_KICKED, E_KNOWN, E_RING, E_TCP};
@@ -156,7 +156,7 @@ pub unsafe fn epoll_wait(
             }
         }
         agent_ear::get_due(set, index);
-        agents_ear::get_due();
+        due_ear::get_due();
         let asleep = Asleep::enter(set, index);
         let owes = !deferred::pay(index);
         let mut looks =

@@ -27,7 +27,7 @@ use crate::record::conn::{self, F_CLC};
 use crate::record::phase::Phase;
 use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
-use crate::stream::{agents_ear, bells, drained, ending, ready, room, unheard};
+use crate::stream::{bells, drained, due_ear, ending, ready, room, unheard};
 use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
@@ -238,7 +238,7 @@ fn poll_until(
         if spin_poll(fds, deadline) || leave_if_stuck(fds) {
             continue;
         }
-        agents_ear::get_due();
+        due_ear::get_due();
         let mut asleep = Asleep::nowhere(fds.len());
         let mut looks = asleep.enter(fds);
         // A doorbell that asked for this may have been taken away since the last look.

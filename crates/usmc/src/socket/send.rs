@@ -35,8 +35,8 @@ use crate::watchers::epoll;
 /// How long (some 100 µs, in cycles) a peer is believed to be there without a question to the kernel: where nobody vouches
 /// for it, and where it leaves something unread, for its socket may have been closed by ways that nobody sees.
 const ASK_CYCLES: u64 = 1 << 18;
-/// The same of an agent (some 10 ms): it tells in the slot what it knows of another host, and only its own death is the kernel's to tell. What
-/// was sent to another host in that time may be lost over TCP, too.
+/// How long (some 10 ms, in cycles) an agent is believed to be there: the agent tells in the slot what it knows of another host, and the kernel
+/// tells of nothing but the agent's death. What was sent to another host in that time may be lost over TCP, too.
 const ASK_AGENT_CYCLES: u64 = 1 << 25;
 
 /// The most that one call sends (the kernel's MAX_RW_COUNT).

@@ -8,7 +8,7 @@ use usmc_shm::sync::AtomicU32;
 use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 use usmc_shm::sync::fence;
 
-use super::{agents_ear, ending, fallback, hearing};
+use super::{due_ear, ending, fallback, hearing};
 use crate::device::room_ear;
 use crate::family::holders;
 use crate::family::locks::Receiving;
@@ -79,7 +79,7 @@ pub fn ring_bell(fd: i32, conn: &Conn, slot: &Slot, take: impl FnOnce(bool) -> u
         match sent {
             Ok(_) => {
                 observer::count_one(conn, |record| &record.bells_sent);
-                agents_ear::rang(conn);
+                due_ear::rang(conn);
             }
             Err(errno) => ending::untold_by_send(fd, conn, slot, errno),
         }

@@ -1,9 +1,9 @@
 //! One direction of a connection: where its bytes are, how the other end is woken, how it ends, and how it goes back to TCP.
 
-pub mod agents_ear;
 pub mod bells;
 pub mod bulk;
 pub mod drained;
+pub mod due_ear;
 pub mod ending;
 pub mod fallback;
 pub mod hearing;

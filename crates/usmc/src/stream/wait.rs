@@ -12,7 +12,7 @@ use usmc_shm::sync::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::bells::{drain_bells, is_cut, reads_ring, watch_over};
 use super::hearing::{EAR_LOOK_MS, Hearing};
-use super::{agents_ear, drained, ending, hearing, room, unheard};
+use super::{drained, due_ear, ending, hearing, room, unheard};
 use crate::family::holders;
 use crate::family::locks::Receiving;
 use crate::host;
@@ -112,7 +112,7 @@ pub fn for_data(
             return Woken::Look;
         }
     }
-    agents_ear::get_due();
+    due_ear::get_due();
     // Others have had time to close it, and what follows are looks, not bytes.
     let fd = numbers::number(fd, index);
     let sleeper = Sleeper::enter(conn, slot, false);

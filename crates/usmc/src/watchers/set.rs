@@ -85,7 +85,7 @@ pub struct Set {
     pub is_watched: AtomicU32,
     /// Nonzero where the kernel's set has the ear of the process with this number less one.
     pub ear: AtomicU32,
-    /// Those of agents.
+    /// Its ears, by which agents wake it.
     pub ears: Ears,
     /// Where the next look at the hot entries begins.
     pub hand: AtomicU32,

@@ -53,7 +53,7 @@ const FORKED: u32 = u32::MAX - 1;
 const SYSTEM: &CStr = c"/run/usmc/agent";
 /// How long an agent may take for an answer, which waits for nobody: it may have been stopped.
 const ANSWER_MS: i32 = 5000;
-/// The same for an ear, without which a connection does as well.
+/// How long an agent may take to give an ear, without which a connection works as well.
 const EAR_MS: i32 = 50;
 /// How long a Proposal is kept where another process has the connection, too, in milliseconds: a fork server's parent closes its own at once.
 const OTHERS_MS: u32 = 100;
