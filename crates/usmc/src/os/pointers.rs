@@ -19,15 +19,16 @@ pub fn is_nowhere<T>(p: *const T) -> bool {
     (p as usize).wrapping_sub(FIRST) >= END - FIRST
 }
 
-/// Whether `p` lies in the frames of the callers, where nearly all such pointers lead.
+/// Whether `p` lies in the frames of the callers, where nearly all such pointers lead. The stack of a 32-bit program may end right
+/// below the kernel's half.
 #[inline(always)]
 pub fn is_near<T>(p: *const T) -> bool {
     const FRAMES: usize = 16384;
     let here = 0u8;
-    (p as usize).wrapping_sub((&raw const here).addr()) < FRAMES
+    !is_nowhere(p) && (p as usize).wrapping_sub((&raw const here).addr()) < FRAMES
 }
 
 /// Whether what is at `p` can be read. A system call, if `p` is not near.
 pub fn is_readable<T>(p: *const T) -> bool {
-    !is_nowhere(p) && (is_near(p) || sys::can_read(p.cast()))
+    is_near(p) || !is_nowhere(p) && sys::can_read(p.cast())
 }
