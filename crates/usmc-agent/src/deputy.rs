@@ -180,14 +180,17 @@ impl Deputy {
         }
     }
 
-    /// Whether the application has written, read or ended since the last look.
-    pub(crate) fn has_news(&mut self) -> bool {
+    /// Whether the application has written or ended since the last look, or read, where that `is_of_interest`.
+    pub(crate) fn has_news(&mut self, is_of_interest: bool) -> bool {
         let slot = self.slot();
         let producer = &slot.dir[ACCEPTOR].producer;
         // Relaxed: the bytes are read, and the end is taken, behind an Acquire.
         let now = Seen {
             written: producer.prod.load(Relaxed),
-            read: slot.dir[CLIENT].consumer.cons.load(Relaxed),
+            read: match is_of_interest {
+                true => slot.dir[CLIENT].consumer.cons.load(Relaxed),
+                false => self.seen.read,
+            },
             flags: producer.flags(Relaxed).end_bits(),
             returns: self.returns(),
         };
@@ -224,10 +227,14 @@ impl Deputy {
         self.heat = Heat::Armed;
     }
 
-    /// It needs not to ring while it is looked at.
-    pub(crate) fn disarm(&self) {
-        // This thread alone arms.
-        self.pair.ring(ACCEPTOR).disarm_rx();
+    /// It has work: the application needs not to ring, as it is looked at. How it was before.
+    pub(crate) fn works(&mut self) -> Heat {
+        let before = std::mem::replace(&mut self.heat, Heat::Hot { has_worked: true });
+        if !matches!(before, Heat::Hot { .. }) {
+            // This thread alone arms.
+            self.pair.ring(ACCEPTOR).disarm_rx();
+        }
+        before
     }
 
     /// Both ends have the slot from the start, and all that the agent sends goes by the ring.

@@ -317,7 +317,7 @@ impl Service {
         let Some(case) = self.cases.get_mut(&ticket) else { return };
         case.deputy.begin();
         match case.deputy.watch(&self.rest, ticket.0) {
-            Ok(true) => self.heat(ticket),
+            Ok(true) => _ = self.heat(ticket),
             // Its peer has reset it meanwhile.
             Ok(false) => self.is_gone(ticket, false),
             // It would never be heard. Its process lives, and has the slot.
@@ -374,23 +374,21 @@ impl Service {
         match event {
             Event::Data { .. } => {
                 self.relay(ticket);
-                if let Some(deputy) = self.deputy(ticket) {
-                    let rang = deputy.wake_reader();
+                if let Some(deputy) = self.heat(ticket) {
+                    let (rang, is_silent) = (deputy.wake_reader(), deputy.reads_in_silence());
                     self.has_rung(ticket, rang);
                     self.rest.brings();
-                    self.heat(ticket);
-                    self.watch_reader(ticket);
+                    if is_silent {
+                        self.watch_reader(ticket);
+                    }
                 }
             }
             Event::Room { .. } => {
                 self.relay(ticket);
-                if let Some(deputy) = self.deputy(ticket) {
-                    let rang = deputy.wake_writer();
-                    if rang != Rang::Nobody {
-                        self.has_rung(ticket, rang);
-                        self.rest.brings();
-                    }
-                    self.heat(ticket);
+                let rang = self.heat(ticket).map_or(Rang::Nobody, |deputy| deputy.wake_writer());
+                if rang != Rang::Nobody {
+                    self.has_rung(ticket, rang);
+                    self.rest.brings();
                 }
             }
             Event::Established { .. } => {

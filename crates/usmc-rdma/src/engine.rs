@@ -240,6 +240,11 @@ impl<B: Buffers> Engine<B> {
     pub fn waits_for_reader(&self, conn: ConnId) -> bool {
         self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
     }
+    /// Whether it matters how far the application has read: what comes of that is looked at with [`Engine::handle_dirty`]. Elsewhere the caller need
+    /// not look.
+    pub fn is_reader_of_interest(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.data.is_reader_of_interest())
+    }
 
     /// The oldest SEND on a queue pair is complete. Completions come in the order of posting.
     pub fn handle_sent(&mut self, qp: QpId, nic: &mut impl Nic, now: Time) {

@@ -89,7 +89,7 @@ impl Consumer {
         self.consumed = self.consumed.advanced(len, self.size);
         self.available -= len;
         self.unconfirmed += len;
-        let enough = self.unconfirmed > (self.size / 10).max(UPDATE_MIN);
+        let enough = self.unconfirmed > self.enough();
         let sender_free = self.size - self.unconfirmed - self.available;
         let update = enough && (self.peer_blocked || sender_free <= self.size / 2);
         // A ring smaller than the limit must not leave its writer waiting for ever.
@@ -100,6 +100,18 @@ impl Consumer {
         let due = update || urgent_read || (starved && self.unconfirmed > 0);
         self.due |= due;
         due
+    }
+
+    /// Bytes read that are worth a message.
+    fn enough(&self) -> u32 {
+        (self.size / 10).max(UPDATE_MIN)
+    }
+
+    /// Whether an update is due or may be, if the application has read all that has come ([`Consumer::consume`]). Otherwise nobody has to know
+    /// how much it has read so far.
+    pub fn may_be_due(&self) -> bool {
+        let waits = self.peer_blocked || self.urgent != UrgentMark::None;
+        self.due || waits || self.unconfirmed + self.available > self.enough()
     }
 
     /// Bytes read that the peer does not know of. The next CDC message tells it, the one of a close
@@ -151,5 +163,42 @@ impl Consumer {
             self.urgent = UrgentMark::Announced;
         }
         Ok((came, urgent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes come and are read by turns, of many lengths. Where no update may be due, none is, whatever is read.
+    #[test]
+    fn no_update_is_due_where_none_may_be() {
+        let mut sides = [0; 2];
+        for (size, blocks) in [(4096, false), (16_384, false), (16_384, true), (1 << 20, false)] {
+            let mut consumer = Consumer::new(size);
+            let mut produced = Cursor::default();
+            for turn in 1..2000_u32 {
+                let room = size - consumer.available - consumer.unconfirmed;
+                let came = (turn * 7919 % (size / 9)).min(room);
+                produced = produced.advanced(came, size);
+                let flags = ProducerFlags {
+                    write_blocked: blocks && turn % 5 == 0,
+                    urgent_present: turn % 97 == 0,
+                    ..ProducerFlags::default()
+                };
+                consumer.on_produced(produced, flags).expect("room");
+                if turn % 89 == 0 {
+                    consumer.ask();
+                }
+                let may_be_due = consumer.may_be_due();
+                sides[usize::from(may_be_due)] += 1;
+                let is_due = consumer.consume(consumer.available * (turn % 4) / 3);
+                assert!(may_be_due || !(is_due || consumer.is_due()), "{size} {turn} {consumer:?}");
+                if is_due || turn % 3 == 0 {
+                    consumer.confirm();
+                }
+            }
+        }
+        assert!(sides.iter().all(|turns| *turns > 500), "{sides:?}");
     }
 }

@@ -78,15 +78,12 @@ impl Service {
     }
 
     /// It has work, and is looked at from now on.
-    pub(super) fn heat(&mut self, ticket: Ticket) {
-        let Some(deputy) = self.deputy(ticket) else { return };
-        let before = std::mem::replace(&mut deputy.heat, Heat::Hot { has_worked: true });
-        if !matches!(before, Heat::Hot { .. }) {
-            deputy.disarm();
-        }
-        if before == Heat::Cold {
+    pub(super) fn heat(&mut self, ticket: Ticket) -> Option<&mut Deputy> {
+        let deputy = &mut self.cases.get_mut(&ticket)?.deputy;
+        if deputy.works() == Heat::Cold {
             self.hot.push(ticket);
         }
+        Some(deputy)
     }
 
     fn look_at_hot(&mut self) -> bool {
@@ -94,8 +91,10 @@ impl Service {
         let mut at = 0;
         while let Some(ticket) = self.hot.get(at).copied() {
             at += 1;
-            if self.deputy(ticket).is_some_and(|deputy| deputy.has_news()) {
-                self.heat(ticket);
+            let Some(case) = self.cases.get_mut(&ticket) else { continue };
+            let of_interest = |conn| self.driver.engine.is_reader_of_interest(conn);
+            if case.deputy.has_news(case.conn.is_some_and(of_interest)) {
+                case.deputy.works();
                 self.look_at(ticket);
                 any = true;
             }
@@ -231,7 +230,7 @@ impl Service {
         let rang =
             self.rooms.take_rang(number).filter_map(|place| self.places.get(&place)).copied();
         let rang: Vec<Ticket> = rang.collect();
-        rang.iter().for_each(|ticket| self.heat(*ticket));
+        rang.iter().for_each(|ticket| _ = self.heat(*ticket));
         !rang.is_empty()
     }
 
@@ -240,7 +239,7 @@ impl Service {
     fn hear_rooms(&mut self) -> bool {
         let rang = self.rooms.take_all_rang().filter_map(|place| self.places.get(&place)).copied();
         let rang: Vec<Ticket> = rang.collect();
-        rang.iter().for_each(|ticket| self.heat(*ticket));
+        rang.iter().for_each(|ticket| _ = self.heat(*ticket));
         !rang.is_empty()
     }
 
@@ -261,7 +260,8 @@ impl Service {
         let ends = flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP);
         let heard = deputy.listen(ends);
         if heard != Heard::Junk && self.relay(ticket) {
-            return self.heat(ticket);
+            self.heat(ticket);
+            return;
         }
         let Some(deputy) = self.deputy(ticket) else { return };
         if heard == Heard::Junk && deputy.is_closed_by_peer() {
@@ -386,7 +386,7 @@ impl Service {
                 continue;
             }
             deputy.looked_at = None;
-            let (has_news, may_close) = (deputy.has_news(), deputy.told == EndState::Shut);
+            let (has_news, may_close) = (deputy.has_news(true), deputy.told == EndState::Shut);
             let is_last = deputy.is_closed_by_peer();
             any |= has_news;
             if has_news {
