@@ -29,8 +29,8 @@ pub trait Buffers {
     /// As above.
     fn source(&self, at: u64, len: u32) -> Result<[Range; PARTS], Broken>;
 
-    /// All before is sent: the application may write over it.
-    fn release(&self, upto: u64);
+    /// All before is sent: the application may write over it. Whether somebody waits for that.
+    fn release(&self, upto: u64) -> bool;
 
     /// Up to where the application has read.
     fn read(&self) -> u64;
@@ -112,8 +112,11 @@ impl Buffers for SlotBuffers {
         Err(Broken)
     }
 
-    fn release(&self, upto: u64) {
-        self.pair.ring(1 - self.end).consume(upto);
+    fn release(&self, upto: u64) -> bool {
+        let ring = self.pair.ring(1 - self.end);
+        ring.consume(upto);
+        // Bytes that go by the kernel wait there for room in the ring.
+        ring.has_tx_sleepers() || ring.dir().producer.flags(Relaxed).goes_back()
     }
 
     fn read(&self) -> u64 {

@@ -390,8 +390,9 @@ impl<B: Buffers> Data<B> {
         }
         if upto > self.done {
             self.done = upto;
-            self.buffers.release(upto);
-            events.push_back(Event::Room { conn: self.id });
+            if self.buffers.release(upto) {
+                events.push_back(Event::Room { conn: self.id });
+            }
         }
     }
 
@@ -553,18 +554,18 @@ impl<B: Buffers> Data<B> {
         is_posted
     }
 
-    /// The application has read: the peer may have to hear of it.
     /// Whether it matters now how far the application has read. The application's processor keeps that word for itself otherwise: where this one
     /// asks for it, what the application writes next comes later.
     pub(crate) fn is_reader_of_interest(&self) -> bool {
         self.proto.consumer.may_be_due() || self.application != Application::Writes
     }
 
+    /// The application has read: the peer may have to hear of it.
     fn look_at_reader(&mut self) {
-        let read = self.buffers.read();
         if !self.is_reader_of_interest() {
             return;
         }
+        let read = self.buffers.read();
         // The application can write this cursor: no more is counted than had come.
         let n = read.saturating_sub(self.read).min(self.arrived - self.read) as u32;
         if n > 0 {

@@ -49,7 +49,7 @@ pub enum Event {
         /// The connection.
         conn: ConnId,
     },
-    /// The application's send buffer has room again, likewise.
+    /// The application's send buffer has room again, for which somebody waits ([`crate::buffers::Buffers::release`]).
     Room {
         /// The connection.
         conn: ConnId,

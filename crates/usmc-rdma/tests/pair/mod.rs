@@ -36,7 +36,9 @@ impl Buffers for Rings {
         Ok(parts)
     }
 
-    fn release(&self, _: u64) {}
+    fn release(&self, _: u64) -> bool {
+        false
+    }
 
     fn read(&self) -> u64 {
         self.0.arrived.get()
