@@ -211,7 +211,9 @@ impl Adapter {
         }
         // A queue that is broken gives its queue pairs up by asynchronous events.
         let count = self.receives.poll(&mut self.batch[..]).unwrap_or(0).min(BATCH);
-        self.come.extend(&self.batch[..count]);
+        if count > 0 {
+            self.come.extend(&self.batch[..count]);
+        }
         count
     }
 

@@ -349,6 +349,11 @@ impl<B: Buffers> Driver<B> {
         due.into_iter().chain(is_left.then_some(HARVEST)).min()
     }
 
+    /// Whether something has happened that was not polled.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// What has happened, oldest first; with the TCP connection where it is the caller's again: after a handshake that has failed, or with
     /// the connection's end.
     pub fn poll_event(&mut self) -> Option<(Event, Option<TcpStream>)> {
@@ -584,6 +589,12 @@ impl<B: Buffers> Driver<B> {
 
     /// CLC messages go out, and events come.
     fn flush(&mut self) {
+        if self.engine.has_to_say() {
+            self.flush_all();
+        }
+    }
+
+    fn flush_all(&mut self) {
         while let Some((conn, message)) = self.engine.poll_clc() {
             let mut bytes = [0; MAX_LEN];
             if let (Some(handshake), Ok(bytes)) =

@@ -19,6 +19,8 @@ const INLINE: u32 = 64;
 const MANY: usize = 8;
 /// Most requests of a chain.
 const CHAIN: usize = usmc_rdma::transfer::WRITES + 1;
+/// Requests of nearly all chains: there is no room to be made for the others.
+const SHORT: usize = 2;
 
 /// As the kernel's SMC-R has them (`smc_ib.c`): 134 ms for an answer, for ever on a single link, 0.06 ms before a receive is tried again.
 const TIMEOUT: u8 = 15;
@@ -197,29 +199,38 @@ impl Link {
 
     /// Posts WRITEs, and a SEND behind them.
     pub(crate) fn post(&mut self, number: u32, writes: &[Write], message: &[u8]) -> Option<()> {
-        let mut pieces = [[None; 2]; CHAIN];
-        for (write, pieces) in writes.iter().zip(&mut pieces) {
-            let mr = self.sources.get(&write.lkey)?;
-            for (part, piece) in write.source.iter().zip(pieces).filter(|(part, _)| part.len > 0) {
-                let offset = part.addr.checked_sub(mr.address())?;
-                *piece = Some(mr.piece(usize::try_from(offset).ok()?, part.len)?);
-            }
+        match writes.len() {
+            0..SHORT => self.post_chain::<SHORT>(number, writes, message),
+            _ => self.post_chain::<CHAIN>(number, writes, message),
         }
-        let mut gathered: [[Piece<'_>; 2]; CHAIN] = [[self.long.piece(0, 1)?; 2]; CHAIN];
-        let mut counts = [0; CHAIN];
-        for ((pieces, gathered), count) in pieces.iter().zip(&mut gathered).zip(&mut counts) {
-            for (piece, place) in pieces.iter().flatten().zip(gathered) {
-                *place = *piece;
+    }
+
+    /// A chain of at most `MOST` requests.
+    fn post_chain<const MOST: usize>(
+        &mut self,
+        number: u32,
+        writes: &[Write],
+        message: &[u8],
+    ) -> Option<()> {
+        let mut gathered: [[Piece<'_>; 2]; MOST] = [[self.long.piece(0, 1)?; 2]; MOST];
+        let mut counts = [0; MOST];
+        for ((write, pieces), count) in writes.iter().zip(&mut gathered).zip(&mut counts) {
+            let mr = self.sources.get(&write.lkey)?;
+            for part in write.source.iter().filter(|part| part.len > 0) {
+                let offset = usize::try_from(part.addr.checked_sub(mr.address())?).ok()?;
+                *pieces.get_mut(*count)? = mr.piece(offset, part.len)?;
                 *count += 1;
             }
         }
         let wr_id = u64::from(number);
         let (operation, source) = (Operation::Send { solicited: true }, Source::Bytes(message));
-        let mut chain = [Request { wr_id, operation, source, signaled: true }; CHAIN];
-        for (at, write) in writes.iter().enumerate() {
+        let mut chain = [Request { wr_id, operation, source, signaled: true }; MOST];
+        for ((write, to), (pieces, count)) in
+            writes.iter().zip(&mut chain).zip(gathered.iter().zip(counts))
+        {
             let operation = Operation::Write { address: write.to.addr, rkey: write.to.rkey };
-            let source = Source::Memory(gathered.get(at)?.get(..counts[at])?);
-            *chain.get_mut(at)? = Request { wr_id, operation, source, signaled: false };
+            let source = Source::Memory(pieces.get(..count)?);
+            *to = Request { wr_id, operation, source, signaled: false };
         }
         let long;
         if message.len() > self.qp.caps().inline_bytes as usize {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use smc_proto::ids::U24;
 use smc_proto::link_group::{Connect, Key, Port};
-use smc_proto::wire::cdc::{ProducerFlags, SmcrRepr, StateFlags};
+use smc_proto::wire::cdc::SmcrRepr;
 use usmc_rdma::nic::{ArenaId, DeviceId, Nic, PostFailed, QpId, RmbId, Write};
 use usmc_verbs::{Completion, Error, Status};
 
@@ -45,14 +45,7 @@ pub(crate) fn place_of(one: &Completion) -> u32 {
 }
 
 fn bytes_of(writes: &[Write]) -> usize {
-    writes.iter().flat_map(|write| &write.source).map(|part| part.len as usize).sum()
-}
-
-/// Whether somebody waits until the chain is complete: for the room of its bytes, for the end of a connection or for what an LLC message does.
-fn is_awaited(writes: &[Write], message: &[u8]) -> bool {
-    let is_of_data =
-        |cdc: SmcrRepr| cdc.state == StateFlags::default() && cdc.flags == ProducerFlags::default();
-    bytes_of(writes) >= MUCH || !SmcrRepr::parse(message).is_ok_and(is_of_data)
+    writes.iter().map(|write| write.len() as usize).sum()
 }
 
 struct Placed {
@@ -395,13 +388,15 @@ impl Nic for Adapters {
         let placed = self.placed(qp).ok_or(PostFailed)?;
         let (device, link) = (placed.device, &mut placed.link);
         link.post(qp.0, writes, message).ok_or(PostFailed)?;
-        let is_awaited = link.is_busy() || is_awaited(writes, message);
+        let bytes = bytes_of(writes);
+        // Somebody waits until it is complete: for the room of its bytes, for the end of a connection or for what an LLC message does.
+        let is_awaited = link.is_busy() || bytes >= MUCH || !SmcrRepr::is_of_data(message);
         self.under_way += 1;
         self.are_awaited |= is_awaited;
         if let Some(adapter) = self.all.get_mut(usize::from(device.0)) {
             adapter.counts.posts += 1;
             adapter.counts.requests += writes.len() as u64 + 1;
-            adapter.counts.tx_bytes += bytes_of(writes) as u64;
+            adapter.counts.tx_bytes += bytes as u64;
         }
         Ok(())
     }

@@ -17,7 +17,6 @@
 mod lend;
 
 use std::cell::{Cell, RefCell};
-use std::hint;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -218,24 +217,24 @@ impl Rest {
 
     /// After a look at everything, which began then: whether there was work, and what is next.
     pub fn next(&mut self, has_worked: bool, now: Instant) -> Next {
-        let idle = now.duration_since(self.worked);
         self.lend.ends_turn();
         if has_worked {
-            self.learn(idle);
+            if std::mem::take(&mut self.has_slept) {
+                self.learn(now.duration_since(self.worked));
+            }
             self.state = State::Awake;
             self.worked = now;
             return Next::Look;
         }
+        let idle = now.duration_since(self.worked);
         let spins = idle < self.spins;
         match self.state {
             State::Awake if spins => {
-                // The applications that have the next work may have no other processor.
-                if idle < NEAR {
-                    hint::spin_loop()
-                } else {
+                // The applications that have the next work may have no other processor. Before that a turn is long enough without a pause.
+                if idle >= NEAR {
                     self.count_call();
-                    thread::yield_now()
-                };
+                    thread::yield_now();
+                }
                 Next::Look
             }
             State::Awake if self.lend.is_due() => {
@@ -258,9 +257,9 @@ impl Rest {
         }
     }
 
-    /// Work has come so long after the last.
+    /// Work has come so long after the last, with a sleep between them.
     fn learn(&mut self, idle: Duration) {
-        if let (true, Spin::For(most)) = (std::mem::take(&mut self.has_slept), self.spin) {
+        if let Spin::For(most) = self.spin {
             let longer = if idle < most { (self.spins * 2).max(SHORTEST) } else { self.spins / 2 };
             self.spins = if longer < SHORTEST { Duration::ZERO } else { longer.min(most) };
         }

@@ -131,8 +131,10 @@ pub struct Service {
     unheard: Vec<Ticket>,
     /// What others watch and is ready.
     ready: Vec<u64>,
-    /// When the last turn has begun.
+    /// When the last turn has begun, or one shortly before.
     turned: Instant,
+    /// For how many turns that counts.
+    clock: u8,
     /// When sockets were looked at last.
     heard: Instant,
     /// Turns since sockets were looked at.
@@ -169,6 +171,7 @@ impl Service {
             unheard: Vec::new(),
             ready: Vec::new(),
             turned: now,
+            clock: 0,
             heard: now,
             deaf: 0,
             swept: now,
@@ -177,7 +180,7 @@ impl Service {
         })
     }
 
-    /// When the last turn has begun.
+    /// When the last turn has begun, or one shortly before.
     pub fn turned(&self) -> Instant {
         self.turned
     }
@@ -347,9 +350,8 @@ impl Service {
 
     /// Takes what the engine says. Whether there was anything.
     fn take_events(&mut self) -> bool {
-        let mut any = false;
+        let any = self.driver.has_events();
         while let Some((event, tcp)) = self.driver.poll_event() {
-            any = true;
             self.handle(&event, tcp);
             if !matches!(event, Event::Data { .. } | Event::Room { .. }) {
                 self.events.push_back(event);
@@ -435,6 +437,9 @@ impl Service {
 
     /// Rings the ears of what the turn has brought.
     pub(super) fn ring_ears(&mut self) {
+        if self.unheard.is_empty() {
+            return;
+        }
         let mut last = None;
         for ticket in self.unheard.drain(..) {
             let Some(case) = self.cases.get(&ticket) else { continue };

@@ -159,6 +159,11 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
+    /// Whether there is a message or an event to poll.
+    pub fn has_to_say(&self) -> bool {
+        !self.messages.is_empty() || !self.events.is_empty()
+    }
+
     /// The next CLC message to send, over this connection's TCP.
     pub fn poll_clc(&mut self) -> Option<(ConnId, Message)> {
         self.messages.pop_front()
@@ -235,15 +240,16 @@ impl<B: Buffers> Engine<B> {
         }
     }
 
-    /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, an urgent byte
-    /// is unread, or the peer has said that it waits for room. Otherwise it is early enough to look with what comes next.
-    pub fn waits_for_reader(&self, conn: ConnId) -> bool {
-        self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
-    }
     /// Whether it matters how far the application has read: what comes of that is looked at with [`Engine::handle_dirty`]. Elsewhere the caller need
     /// not look.
     pub fn is_reader_of_interest(&self, conn: ConnId) -> bool {
         self.conns.get(conn).is_some_and(|conn| conn.data.is_reader_of_interest())
+    }
+
+    /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, an urgent byte
+    /// is unread, or the peer has said that it waits for room. Otherwise it is early enough to look with what comes next.
+    pub fn waits_for_reader(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
     }
 
     /// The oldest SEND on a queue pair is complete. Completions come in the order of posting.

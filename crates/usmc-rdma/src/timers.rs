@@ -22,35 +22,48 @@ pub(crate) struct Timers {
     idle: Option<Time>,
     /// Links over which something could not be posted.
     broken: Vec<QpId>,
+    /// The earliest of all these.
+    next: Option<Time>,
     /// Whose a queue pair is.
     owners: FxHashMap<QpId, (GroupIndex, LinkIndex)>,
 }
 
 impl Timers {
     pub(crate) fn next(&self) -> Option<Time> {
+        self.next
+    }
+
+    fn changed(&mut self) {
         let broken = (!self.broken.is_empty()).then_some(Time::ZERO);
         let conns = self.conns.first().map(|(due, _)| *due);
         let groups = self.groups.first().map(|(due, _)| *due);
-        broken.into_iter().chain(conns).chain(groups).chain(self.idle).min()
+        self.next = broken.into_iter().chain(conns).chain(groups).chain(self.idle).min();
     }
 
     pub(crate) fn pop_conn(&mut self, now: Time) -> Option<ConnId> {
         self.conns.first().filter(|(due, _)| *due <= now)?;
-        self.conns.pop_first().map(|(_, conn)| conn)
+        let conn = self.conns.pop_first().map(|(_, conn)| conn);
+        self.changed();
+        conn
     }
 
     pub(crate) fn pop_group(&mut self, now: Time) -> Option<GroupIndex> {
         self.groups.first().filter(|(due, _)| *due <= now)?;
-        self.groups.pop_first().map(|(_, group)| group)
+        let group = self.groups.pop_first().map(|(_, group)| group);
+        self.changed();
+        group
     }
 
     pub(crate) fn pop_broken(&mut self) -> Option<QpId> {
-        self.broken.pop()
+        let qp = self.broken.pop();
+        self.changed();
+        qp
     }
 
     pub(crate) fn is_broken(&mut self, qp: QpId) {
         if !self.broken.contains(&qp) {
             self.broken.push(qp);
+            self.changed();
         }
     }
 
@@ -66,6 +79,7 @@ impl Timers {
         if let Some(to) = to {
             self.conns.insert((to, conn));
         }
+        self.changed();
     }
 
     pub(crate) fn set_group(&mut self, group: GroupIndex, from: Option<Time>, to: Option<Time>) {
@@ -75,6 +89,7 @@ impl Timers {
         if let Some(to) = to {
             self.groups.insert((to, group));
         }
+        self.changed();
     }
 }
 
@@ -94,6 +109,7 @@ impl<B: Buffers> Engine<B> {
     /// Connections have come to groups, or left them.
     pub(crate) fn look_at_idle(&mut self) {
         self.timers.idle = self.known.next_timeout();
+        self.timers.changed();
     }
 
     /// A group's links and deadlines may be others.

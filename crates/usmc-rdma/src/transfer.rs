@@ -20,6 +20,11 @@ impl Writes {
     /// Those that move `source`, part after part, into the `pieces` of the peer's RMB, which hold as many bytes.
     pub fn new(source: &[Range], lkey: u32, pieces: [Piece; 2], rmb: Key) -> Writes {
         let mut writes = Writes::default();
+        writes.move_all(source, lkey, pieces, rmb);
+        writes
+    }
+
+    fn move_all(&mut self, source: &[Range], lkey: u32, pieces: [Piece; 2], rmb: Key) {
         let mut parts = source.iter().copied().filter(|part| part.len > 0);
         let mut rest = Range::default();
         for piece in pieces {
@@ -36,12 +41,11 @@ impl Writes {
                         Range { addr: rest.addr + u64::from(half.len), len: rest.len - half.len };
                     done += half.len;
                 }
-                if write.is_empty() || !writes.push(write) {
-                    return writes;
+                if write.is_empty() || !self.push(write) {
+                    return;
                 }
             }
         }
-        writes
     }
 
     fn push(&mut self, write: Write) -> bool {

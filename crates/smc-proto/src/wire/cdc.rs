@@ -134,6 +134,12 @@ impl SmcrRepr {
         })
     }
 
+    /// Whether a message of CDC tells of bytes and nothing else: none of its flags is set.
+    pub fn is_of_data(message: &[u8]) -> bool {
+        let flags = message.get(smcr::FLAGS..=smcr::STATE);
+        message.first() == Some(&TYPE) && flags == Some(&[0, 0])
+    }
+
     /// Writes the message; it is always 44 bytes long.
     pub fn emit(self) -> [u8; SmcrRepr::LEN] {
         let mut message = [0; Self::LEN];
@@ -274,6 +280,26 @@ mod tests {
             assert_eq!(ProducerFlags::from_bits(bits).bits(), bits & 0xf8);
             assert_eq!(StateFlags::from_bits(bits).bits(), bits & 0xe0);
         }
+    }
+
+    #[test]
+    fn a_message_of_data_has_no_flag() {
+        let message = |flags, state| SmcrRepr {
+            seqno: 1,
+            token: 7,
+            producer: Cursor { wrap: 0, count: u32::MAX },
+            consumer: Cursor { wrap: u16::MAX, count: 0 },
+            flags: ProducerFlags::from_bits(flags),
+            state: StateFlags::from_bits(state),
+        };
+        assert!(SmcrRepr::is_of_data(&message(0, 0).emit()));
+        for bit in 0..8 {
+            let of = [message(1 << bit, 0), message(0, 1 << bit)];
+            let said = of.map(|cdc| SmcrRepr::is_of_data(&cdc.emit()));
+            let is_none = of.map(|cdc| cdc == message(0, 0));
+            assert_eq!(said, is_none, "{bit}");
+        }
+        assert!(!SmcrRepr::is_of_data(&[1; 44]) && !SmcrRepr::is_of_data(&[TYPE; 25]));
     }
 
     #[test]

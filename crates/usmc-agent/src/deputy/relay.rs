@@ -100,6 +100,14 @@ impl Deputy {
         self.relay.is_over && self.relay.is_shut
     }
 
+    /// Whether nothing has left the ring, and nothing is about to.
+    pub(crate) fn stays_in_ring(&self) -> bool {
+        let slot = self.slot();
+        let own = slot.dir[CLIENT].producer.flags(Acquire);
+        let others = slot.dir[ACCEPTOR].producer.flags(Acquire);
+        !self.is_relayed() && !own.goes_back() && !own.is_left() && !others.goes_back()
+    }
+
     /// Whether the application is on its way out of the ring, or was when somebody last looked.
     pub(super) fn returns(&self) -> bool {
         let slot = self.slot();

@@ -16,6 +16,8 @@ use crate::rest::{NEAR, Next};
 /// a turn takes long, too.
 const SOCKETS: Duration = Duration::from_micros(100);
 const TURNS: u32 = 8;
+/// Behind turns with work the clock is asked for one turn of so many: it would take a tenth of each.
+const CLOCK: u8 = 4;
 /// Connections that had no work for so long are not looked at any more.
 const SWEEP: Duration = Duration::from_millis(1);
 /// What needs no better time than this is looked at so often.
@@ -33,8 +35,10 @@ const PLACE: Duration = Duration::from_secs(1);
 impl Service {
     /// Looks at everything once. Whether there was anything.
     pub fn turn(&mut self) -> bool {
-        let now = Instant::now();
-        self.turned = now;
+        if self.clock == 0 {
+            (self.turned, self.clock) = (Instant::now(), CLOCK);
+        }
+        let now = self.turned;
         let mut any = false;
         // What has ended a sleep.
         if self.rest.has_found() {
@@ -70,6 +74,7 @@ impl Service {
         }
         any |= self.take_events();
         self.ring_ears();
+        self.clock = if any { self.clock - 1 } else { 0 };
         any
     }
 
@@ -149,7 +154,11 @@ impl Service {
     /// Moves the bytes of an application that is out of the ring. Whether it sends by the kernel.
     pub(super) fn relay(&mut self, ticket: Ticket) -> bool {
         let Some(case) = self.cases.get_mut(&ticket) else { return false };
-        if let Some(conn) = case.conn.filter(|conn| self.driver.engine.is_to_leave(*conn)) {
+        let to_leave = case.conn.filter(|conn| self.driver.engine.is_to_leave(*conn));
+        if to_leave.is_none() && case.deputy.stays_in_ring() {
+            return false;
+        }
+        if let Some(conn) = to_leave {
             if case.deputy.wake_reader() == Rang::Ear {
                 case.deputy.ring_bell();
             }
