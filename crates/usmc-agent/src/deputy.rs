@@ -12,7 +12,7 @@
 //!    └──────────────── work ────────────────┘
 //! ```
 //!
-//! A hot one is looked at in each turn. An armed one as well, and the application rings for what it does next. A cold one is not looked at
+//! A hot one is looked at in each turn; at how far it has read, where the peer may have to hear of that. An armed one as well, and the application rings for what it does next. A cold one is not looked at
 //! before the application rings, or something comes for it: it costs nothing.
 
 mod relay;
@@ -94,7 +94,7 @@ pub(crate) enum Rang {
     Ear,
 }
 
-/// Cursors and flags of the application, as they were at the last look.
+/// Cursors and flags of the application, as they were at the last look. How far it has read is of the last look at that.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Seen {
     written: u64,

@@ -78,7 +78,7 @@ pub struct Driver<B> {
     port_delay: Duration,
     settling: Vec<(DeviceId, Duration)>,
     begun: Instant,
-    /// When the turn under way has begun, since then.
+    /// When the turn under way has begun, since then; or when one shortly before has.
     turned: Duration,
     /// What the next turn looks at, by [`Wake`].
     woken: [bool; 3],
@@ -225,7 +225,7 @@ impl<B: Buffers> Driver<B> {
         self.flush();
     }
 
-    /// Looks at everything once, which begins now. Whether there was anything.
+    /// Looks at everything once, which begins now or has begun shortly after that. Whether there was anything.
     pub fn turn(&mut self, now: Instant) -> bool {
         self.turned = now.duration_since(self.begun);
         let mut any = false;

@@ -19,7 +19,7 @@ const INLINE: u32 = 64;
 const MANY: usize = 8;
 /// Most requests of a chain.
 const CHAIN: usize = usmc_rdma::transfer::WRITES + 1;
-/// Requests of nearly all chains: there is no room to be made for the others.
+/// Requests of nearly all chains: one WRITE and its SEND. Arrays for six of them would take longer to make than the chain.
 const SHORT: usize = 2;
 
 /// As the kernel's SMC-R has them (`smc_ib.c`): 134 ms for an answer, for ever on a single link, 0.06 ms before a receive is tried again.

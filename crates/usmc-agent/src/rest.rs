@@ -81,6 +81,8 @@ pub struct Rest {
     spin: Spin,
     state: State,
     worked: Instant,
+    /// There was work in the last turn.
+    is_behind_work: bool,
     /// How long a spin takes now.
     spins: Duration,
     /// Whether it has slept since there was work.
@@ -115,6 +117,7 @@ impl Rest {
             spin,
             state: State::Awake,
             worked: Instant::now(),
+            is_behind_work: false,
             spins,
             has_slept: false,
             lend: Lend::new(cheapest_call()),
@@ -215,7 +218,7 @@ impl Rest {
         self.state == State::Awake && (NEAR..self.spins).contains(&idle)
     }
 
-    /// After a look at everything, which began then: whether there was work, and what is next.
+    /// After a look at everything, which began then or shortly behind that: whether there was work, and what is next.
     pub fn next(&mut self, has_worked: bool, now: Instant) -> Next {
         self.lend.ends_turn();
         if has_worked {
@@ -223,8 +226,12 @@ impl Rest {
                 self.learn(now.duration_since(self.worked));
             }
             self.state = State::Awake;
-            self.worked = now;
+            (self.worked, self.is_behind_work) = (now, true);
             return Next::Look;
+        }
+        // What begins a turn with work is the time of an earlier one, perhaps: the spin begins with the first look at the clock behind it.
+        if now > self.worked && std::mem::take(&mut self.is_behind_work) {
+            self.worked = now;
         }
         let idle = now.duration_since(self.worked);
         let spins = idle < self.spins;
@@ -327,6 +334,17 @@ mod tests {
         assert_eq!(next([false, true, false]), [Next::Arm, Next::Look, Next::Arm]);
         let mut spins = Rest::new(Spin::Always).expect("an epoll set");
         assert!((0..1000).all(|_| spins.next(false, Instant::now()) == Next::Look));
+    }
+
+    #[test]
+    fn a_spin_begins_behind_the_work() {
+        let mut rest = Rest::new(Spin::default()).expect("an epoll set");
+        // The time of the first of several turns with work.
+        let begun = Instant::now();
+        let after = |micros| begun + Duration::from_micros(micros);
+        let times = [(true, 0), (true, 0), (false, 0), (false, 60), (false, 100)];
+        assert!(times.iter().all(|(any, at)| rest.next(*any, after(*at)) == Next::Look));
+        assert_eq!(rest.next(false, after(111)), Next::Arm);
     }
 
     /// Work that comes at such distances, in microseconds: which of them a spin has found.

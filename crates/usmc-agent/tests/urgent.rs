@@ -102,6 +102,42 @@ fn what_a_reader_out_of_the_ring_has_read_is_seen() {
     }
 }
 
+/// What goes by the kernel waits there while the send buffer is full, and goes on once the peer has read.
+#[test]
+fn a_sender_out_of_the_ring_goes_on_as_its_peer_reads() {
+    const BYTES: usize = 1 << 20;
+    let _alone = alone();
+    let (mut agents, ends) = Pair::connected();
+    let [client, server] = ends.each_ref().map(|process| &process.ends[0]);
+    client.leave_ring();
+    let socket = client.socket.as_ref().expect("a socket");
+    let [ring, _] = server.rings();
+    let (mut sent, mut read) = (0, 0);
+    let mut moved = Instant::now();
+    // Agents do not look any more at what has been idle for so long.
+    while moved.elapsed() < Duration::from_millis(20) {
+        agents.turn();
+        if sent < BYTES
+            && let Ok(n) = send(socket, &vec![7; BYTES - sent], SendFlags::DONTWAIT)
+        {
+            (sent, moved) = (sent + n, Instant::now());
+        }
+    }
+    assert!(client.unread() > 0 && server.has_to_read() > 0, "nothing waits");
+    let begun = Instant::now();
+    while read < BYTES {
+        assert!(begun.elapsed() < LIMIT, "{read} of {sent} bytes");
+        if sent < BYTES {
+            sent += send(socket, &vec![7; BYTES - sent], SendFlags::DONTWAIT).unwrap_or(0);
+        }
+        let here = server.has_to_read();
+        ring.consume(ring.read() + here as u64);
+        read += here;
+        server.wake();
+        agents.turn();
+    }
+}
+
 /// The kernel says no more than a FIN of a program that sends by it and reads the ring.
 #[test]
 fn a_close_of_one_that_sends_by_the_kernel_is_seen() {

@@ -135,7 +135,7 @@ pub(crate) struct Data<B> {
     pub(crate) memory: Memory,
     pub(crate) device: DeviceId,
     pub(crate) proto: Connection,
-    /// Positions in the connection's bytes: written into the peer's RMB; the same, and complete; read by the application; come.
+    /// Positions in the connection's bytes: written into the peer's RMB; the same, and complete; read by the application, as far as anybody has looked; come.
     sent: u64,
     done: u64,
     read: u64,
@@ -350,6 +350,10 @@ impl<B: Buffers> Data<B> {
         if self.course.is_given_up() {
             return;
         }
+        if cdc.flags.urgent_pending {
+            // The answer depends on whether anything was read that the peer does not know of.
+            self.count_read();
+        }
         match self.proto.on_smcr(cdc) {
             Ok(news) => {
                 self.is_due |= news.answer;
@@ -450,7 +454,9 @@ impl<B: Buffers> Data<B> {
         if self.waits {
             return Ok(false);
         }
-        self.look_at_reader();
+        if self.is_reader_of_interest() {
+            self.count_read();
+        }
         let is_open = self.proto.closing.writing() == Direction::Open;
         let backlog = if is_open { self.backlog()? } else { 0 };
         let room = self.proto.producer.room();
@@ -561,10 +567,7 @@ impl<B: Buffers> Data<B> {
     }
 
     /// The application has read: the peer may have to hear of it.
-    fn look_at_reader(&mut self) {
-        if !self.is_reader_of_interest() {
-            return;
-        }
+    fn count_read(&mut self) {
         let read = self.buffers.read();
         // The application can write this cursor: no more is counted than had come.
         let n = read.saturating_sub(self.read).min(self.arrived - self.read) as u32;

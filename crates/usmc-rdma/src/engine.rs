@@ -247,7 +247,7 @@ impl<B: Buffers> Engine<B> {
     }
 
     /// Whether the engine has to hear when the application reads ([`Engine::handle_dirty`]): more than half of the RMB is taken, an urgent byte
-    /// is unread, or the peer has said that it waits for room. Otherwise it is early enough to look with what comes next.
+    /// is unread, or the peer has said that it waits for room. Otherwise it is early enough to look when that comes.
     pub fn waits_for_reader(&self, conn: ConnId) -> bool {
         self.conns.get(conn).is_some_and(|conn| conn.data.waits_for_reader())
     }

@@ -33,7 +33,8 @@ const LAST_LOOK: Duration = Duration::from_secs(32);
 const PLACE: Duration = Duration::from_secs(1);
 
 impl Service {
-    /// Looks at everything once. Whether there was anything.
+    /// Looks at everything once. Whether there was anything. A caller that sleeps by itself does so behind a turn without work: the next turn then asks
+    /// for the time.
     pub fn turn(&mut self) -> bool {
         if self.clock == 0 {
             (self.turned, self.clock) = (Instant::now(), CLOCK);
