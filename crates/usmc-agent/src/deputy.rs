@@ -12,8 +12,9 @@
 //!    └──────────────── work ────────────────┘
 //! ```
 //!
-//! A hot one is looked at in each turn; at how far it has read, where the peer may have to hear of that. An armed one as well, and the application rings for what it does next. A cold one is not looked at
-//! before the application rings, or something comes for it: it costs nothing.
+//! A hot one is looked at in each turn; how far it has read is looked at where the peer may have to hear of that. An armed one is looked at
+//! as well, and the application rings for what it does next. A cold one is not looked at before the application rings, or something comes
+//! for it: it costs nothing.
 
 mod relay;
 

@@ -135,7 +135,8 @@ pub(crate) struct Data<B> {
     pub(crate) memory: Memory,
     pub(crate) device: DeviceId,
     pub(crate) proto: Connection,
-    /// Positions in the connection's bytes: written into the peer's RMB; the same, and complete; read by the application, as far as anybody has looked; come.
+    /// Positions in the connection's bytes: written into the peer's RMB; written there, and complete; read by the application, as far as
+    /// anybody has looked; come.
     sent: u64,
     done: u64,
     read: u64,
