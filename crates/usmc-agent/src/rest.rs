@@ -1,10 +1,15 @@
 //! How the agent waits for its next work: it spins while there was some lately, and sleeps behind that.
 //!
 //! ```text
-//! Awake ──nothing for as long as that pays──▶ Armed ──still nothing──▶ asleep ──▶ Awake
-//!   ▲                                          │
-//!   └────────────────── work ──────────────────┘
+//!        a later time           nothing for as long as that pays           still nothing
+//! Worked ────────────▶ Awake ────────────────────────────────────▶ Armed ───────────────▶ asleep ──▶ Awake
+//!   │                                                                ▲
+//!   └────────────────── where no spin pays ──────────────────────────┘
+//!
+//! any ── work ──▶ Worked
 //! ```
+//!
+//! A turn with work may have the time of an earlier one, so the spin begins with the first turn whose time is later.
 //!
 //! What would wake the agent is armed first, and then all is looked at once more: what came in between is found there.
 //!
@@ -59,6 +64,8 @@ const EVENTS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
+    /// The last turn had work.
+    Worked,
     Awake,
     /// Everything that wakes is armed.
     Armed,
@@ -81,8 +88,6 @@ pub struct Rest {
     spin: Spin,
     state: State,
     worked: Instant,
-    /// There was work in the last turn.
-    is_behind_work: bool,
     /// How long a spin takes now.
     spins: Duration,
     /// Whether it has slept since there was work.
@@ -117,7 +122,6 @@ impl Rest {
             spin,
             state: State::Awake,
             worked: Instant::now(),
-            is_behind_work: false,
             spins,
             has_slept: false,
             lend: Lend::new(cheapest_call()),
@@ -215,7 +219,7 @@ impl Rest {
     /// Whether it spins, and there was no work for a moment.
     pub fn is_spinning(&self, now: Instant) -> bool {
         let idle = now.saturating_duration_since(self.worked);
-        self.state == State::Awake && (NEAR..self.spins).contains(&idle)
+        self.state != State::Armed && (NEAR..self.spins).contains(&idle)
     }
 
     /// After a look at everything, which began then or shortly behind that: whether there was work, and what is next.
@@ -225,18 +229,16 @@ impl Rest {
             if std::mem::take(&mut self.has_slept) {
                 self.learn(now.duration_since(self.worked));
             }
-            self.state = State::Awake;
-            (self.worked, self.is_behind_work) = (now, true);
+            (self.state, self.worked) = (State::Worked, now);
             return Next::Look;
         }
-        // What begins a turn with work is the time of an earlier one, perhaps: the spin begins with the first look at the clock behind it.
-        if now > self.worked && std::mem::take(&mut self.is_behind_work) {
-            self.worked = now;
+        if self.state == State::Worked && now > self.worked {
+            (self.state, self.worked) = (State::Awake, now);
         }
         let idle = now.duration_since(self.worked);
         let spins = idle < self.spins;
         match self.state {
-            State::Awake if spins => {
+            State::Worked | State::Awake if spins => {
                 // The applications that have the next work may have no other processor. Before that a turn is long enough without a pause.
                 if idle >= NEAR {
                     self.count_call();
@@ -244,14 +246,14 @@ impl Rest {
                 }
                 Next::Look
             }
-            State::Awake if self.lend.is_due() => {
+            State::Worked | State::Awake if self.lend.is_due() => {
                 self.count_call();
                 let begun = Instant::now();
                 thread::yield_now();
                 self.lend.was_away(begun.elapsed());
                 Next::Look
             }
-            State::Awake => {
+            State::Worked | State::Awake => {
                 self.state = State::Armed;
                 Next::Arm
             }

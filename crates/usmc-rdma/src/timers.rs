@@ -33,6 +33,7 @@ impl Timers {
         self.next
     }
 
+    /// Each change of what may be due ends with this.
     fn changed(&mut self) {
         let broken = (!self.broken.is_empty()).then_some(Time::ZERO);
         let conns = self.conns.first().map(|(due, _)| *due);

@@ -24,6 +24,7 @@ impl Writes {
         writes
     }
 
+    /// In place: a list is some 300 bytes, of which most messages need one entry.
     fn move_all(&mut self, source: &[Range], lkey: u32, pieces: [Piece; 2], rmb: Key) {
         let mut parts = source.iter().copied().filter(|part| part.len > 0);
         let mut rest = Range::default();

@@ -114,8 +114,8 @@ impl Consumer {
         self.due || waits || self.unconfirmed + self.available > self.enough()
     }
 
-    /// Bytes read that the peer does not know of, as far as they were counted ([`Consumer::consume`]). The next CDC message tells it, the one of a close
-    /// as well; the peer's own send buffer and a lingering close do not wait for that (`smc_close.c`).
+    /// Bytes read that the peer does not know of, as far as they were counted ([`Consumer::consume`]).
+    /// The next CDC message tells it, the one of a close as well; the peer's own send buffer and a lingering close do not wait for that (`smc_close.c`).
     pub fn unconfirmed(&self) -> u32 {
         self.unconfirmed
     }

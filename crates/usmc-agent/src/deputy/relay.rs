@@ -104,8 +104,8 @@ impl Deputy {
     pub(crate) fn stays_in_ring(&self) -> bool {
         let slot = self.slot();
         let own = slot.dir[CLIENT].producer.flags(Acquire);
-        let others = slot.dir[ACCEPTOR].producer.flags(Acquire);
-        !self.is_relayed() && !own.goes_back() && !own.is_left() && !others.goes_back()
+        let applications = slot.dir[ACCEPTOR].producer.flags(Acquire);
+        !self.is_relayed() && !own.goes_back() && !own.is_left() && !applications.goes_back()
     }
 
     /// Whether the application is on its way out of the ring, or was when somebody last looked.
