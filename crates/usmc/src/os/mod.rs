@@ -32,6 +32,7 @@ pub mod spin;
 pub mod sys;
 pub mod table;
 pub mod time;
+pub mod trial;
 pub mod unix;
 pub mod unwind;
 pub mod yields;

@@ -1,14 +1,15 @@
 //! Whether spins pay where programs compute beside this one. Such a program gets a whole slice by each sched_yield(2), while a
 //! sleeper that is woken takes the CPU from it. But a server that answers hundreds of clients at once gains more by a batch than
 //! it loses by a slice, and among many that spin a yield is how each gets its turn. Which of these it is, no single wait can know.
-//! So a process that loses slices measures what it gets done with spins and without them. All processes of a machine do so at the
-//! same times: a process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
+//! So a process that loses slices measures what it gets done with spins and without them, at the same times as all others ([`trial`]): a
+//! process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
 
 use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
 use crate::os::clock;
+use crate::os::trial::{self, IDLE, Measures, Pace};
 
 /// The steps of a process. Losses lead from `Quiet` to `Beside`; calm periods, or a time without waits, lead back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,50 +38,13 @@ impl Step {
 
 /// A part of a period has `1 << PART_SHIFT` nanoseconds (67 ms): many slices of any program.
 const PART_SHIFT: u32 = 26;
-/// Parts of a period. All processes spin in the first one and sleep in the second one; in the others each process does what has proven
-/// better for it.
-const PARTS: u32 = 12;
-/// While one of both is unknown they are measured in the first two of so few: either way may be five times slower than the other one.
-const FIRST: u32 = 3;
-/// Where one way finds more than twice of what the other does, both are measured in each fourth period only.
+/// Where one way finds more than twice of what the other does, it is clear which one is better.
 const CLEAR: u64 = 2;
-const SELDOM: u32 = 4;
 /// After so many periods without a loss the programs that compute are gone.
 const CALM: u32 = 3;
-/// A process that has not waited for so many parts has not been at work.
-const IDLE: u32 = 4 * PARTS;
-
-/// What is measured in the part with this number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Measures {
-    Spins,
-    Sleeps,
-    Nothing,
-}
-
 /// The part at this time ([`clock::now_ns`]).
 fn part_at(now_ns: u64) -> u32 {
-    (now_ns >> PART_SHIFT) as u32
-}
-
-/// How often a process measures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pace {
-    /// It does not know both ways.
-    First,
-    Usual,
-    /// In some periods only.
-    Seldom,
-}
-
-fn measures(part: u32, pace: Pace) -> Measures {
-    let parts = if pace == Pace::First { FIRST } else { PARTS };
-    match part % parts {
-        _ if pace == Pace::Seldom && !(part / PARTS).is_multiple_of(SELDOM) => Measures::Nothing,
-        0 => Measures::Spins,
-        1 => Measures::Sleeps,
-        _ => Measures::Nothing,
-    }
+    trial::part_at(now_ns, PART_SHIFT)
 }
 
 /// What is known of both ways.
@@ -110,11 +74,7 @@ impl Course {
 
     fn spins(&self) -> bool {
         let Step::Beside { spins, .. } = self.step else { return true };
-        match self.measures() {
-            Measures::Spins => true,
-            Measures::Sleeps => false,
-            Measures::Nothing => spins,
-        }
+        trial::spins(self.measures(), spins)
     }
 
     /// The part is over. `found`: what waits have found in it. `lost_us`: what spins have lost.
@@ -155,7 +115,7 @@ impl Course {
 
     /// What is measured in its part.
     fn measures(&self) -> Measures {
-        measures(self.part, self.pace())
+        trial::measures(self.part, self.pace())
     }
 
     /// A period without a loss is followed by a look whether the next one has none.
@@ -292,6 +252,7 @@ pub fn lost(ns: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::trial::{FIRST, PARTS};
 
     const SLICE_NS: u64 = 3_000_000;
     const MS: u64 = 1_000_000;
