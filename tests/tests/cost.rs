@@ -191,11 +191,18 @@ for i in range(int(sys.argv[1])):
         c.send(b'x' * 100); a.recv(200); a.send(b'y' * 100); c.recv(200)
     a.close(); c.close()";
 
+/// A command that counts the system calls of what is added to it. Waits sleep at once: how often they would look before that depends on
+/// time (`awake.rs` has a test of it).
+fn counting(fixture: &Fixture, log: &Path) -> Command {
+    let mut command = fixture.plain("strace");
+    command.args(["-f", "-c", "-o"]).arg(log).env("USMC_BUSY_POLL_US", "0");
+    command
+}
+
 /// How often each system call was made, by a whole run.
 fn calls(fixture: &Fixture, under_usmc: bool, numbers: [u32; 2]) -> BTreeMap<String, i64> {
     let log = fixture.scratch().join("calls");
-    let mut command = fixture.plain("strace");
-    command.args(["-f", "-c", "-o"]).arg(&log);
+    let mut command = counting(fixture, &log);
     if under_usmc {
         command.arg(build::usmc()).args(["run", "--"]);
     }
@@ -265,8 +272,7 @@ fn calls_of_client(fixture: &Fixture, under_usmc: bool, connections: u32) -> BTr
     let mut server = fixture.spawn(server);
     let port = server.number_after("port").to_string();
     let log = fixture.scratch().join("calls");
-    let mut client = fixture.plain("strace");
-    client.args(["-f", "-c", "-o"]).arg(&log);
+    let mut client = counting(fixture, &log);
     if under_usmc {
         client.arg(build::usmc()).args(["run", "--"]);
     }
@@ -416,8 +422,7 @@ fn a_server_of_short_connections_registers_none() {
     let fixture = Fixture::new("brief");
     let log = fixture.scratch().join("calls");
     let serves = |under_usmc: bool, times: i64| {
-        let mut command = fixture.plain("strace");
-        command.args(["-f", "-c", "-o"]).arg(&log);
+        let mut command = counting(&fixture, &log);
         if under_usmc {
             command.arg(build::usmc()).args(["run", "--"]);
         }

@@ -9,6 +9,8 @@ void many(uint16_t port, int count, size_t length, size_t taken);
 void idle(uint16_t port, const char *call);
 void unread(void);
 void blocked(uint16_t port);
+void answer_briefs(const char *name, long count);
+void ask_briefs(const char *name, uint16_t port, long count);
 void sink(uint16_t port);
 void source(uint16_t port, uint64_t n);
 

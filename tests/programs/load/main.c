@@ -6,6 +6,8 @@
 //                                    takes so many bytes of memory amid the second round
 //   load idle PORT CALL              one connection; sleeps in CALL on it until the server is gone
 //   load unread / load blocked PORT  a reader that stops, and a sender that counts how often it wakes meanwhile
+//   load answer WAY COUNT / load ask WAY PORT COUNT   COUNT connections with one request each, whose ends wait by WAY
+//                                    (blocks, poll, epoll) and count how often they sleep
 //   load sink [PORT] / load source PORT BYTES   BYTES each way at once, checked byte by byte
 #include "load.h"
 
@@ -33,6 +35,10 @@ int main(int argc, char **argv) {
         unread();
     else if (!strcmp(role, "blocked"))
         blocked(a);
+    else if (!strcmp(role, "answer") && argc == 4)
+        answer_briefs(argv[2], b);
+    else if (!strcmp(role, "ask") && argc == 5)
+        ask_briefs(argv[2], b, atol(argv[4]));
     else if (!strcmp(role, "sink"))
         sink(a);
     else if (!strcmp(role, "source"))

@@ -107,6 +107,7 @@ fn to_pipe(
     let nonblock = nonblock || pipe & libc::O_NONBLOCK != 0;
     receive_by(
         (from, index),
+        !nonblock,
         || kernel(from),
         |got, _| got,
         |index| transfer::splice_out(from, index, to, len, nonblock, &mut |from| kernel(from)),

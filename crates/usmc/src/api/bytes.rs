@@ -16,7 +16,7 @@ use crate::os::{clock, real};
 use crate::passing::passed;
 use crate::record::phase::Phase;
 use crate::record::{conn, order};
-use crate::socket::early::Early;
+use crate::socket::early::{self, Early};
 use crate::socket::send::{self, Way};
 use crate::socket::{Outcome, option, recv as receiving};
 use crate::stream::unseen::Unseen;
@@ -194,18 +194,20 @@ unsafe fn receive_into(
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
     };
-    receive_by(socket, kernel, captured, move |index| {
+    let may_sleep = flags & libc::MSG_DONTWAIT == 0;
+    receive_by(socket, may_sleep, kernel, captured, move |index| {
         // SAFETY: the application's array and buffers.
         let mut to = unsafe { Buffers::new(iov, count) };
         receiving::receive(fd, index, &mut to, flags)
     })
 }
 
-/// Receives in some way: `kernel` is the real call, which `captured` hears of, and `receive` the call where the kernel alone
-/// cannot do it.
+/// Receives in some way: `kernel` is the real call, which `captured` hears of and `may_sleep` as far as O_NONBLOCK lets it, and `receive`
+/// the call where the kernel alone cannot do it.
 #[inline(always)]
 pub(super) fn receive_by(
     (fd, mut index): (c_int, u32),
+    may_sleep: bool,
     mut kernel: impl FnMut() -> ssize_t,
     // Not a closure around `kernel`: that would cost every call something.
     captured: impl Fn(ssize_t, u32) -> ssize_t,
@@ -215,6 +217,9 @@ pub(super) fn receive_by(
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
+            if may_sleep {
+                early::stay_awake(fd, conn::at(index));
+            }
             // The real call is a cancellation point by itself.
             return captured(keeping(call, kernel).1, index);
         }

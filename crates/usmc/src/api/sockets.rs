@@ -17,7 +17,8 @@ use crate::socket::connect::Registration;
 use crate::socket::fast_open::{self, Opening, Opens};
 use crate::socket::option::{self, Verdict};
 use crate::socket::{
-    accept as accepting, close as closing, connect as connecting, control, made, smc, unanswered,
+    accept as accepting, close as closing, connect as connecting, control, early, made, smc,
+    unanswered,
 };
 use crate::stream::ending;
 use crate::watch::observer;
@@ -171,6 +172,7 @@ unsafe fn accept_by(
     if let Err(code) = unanswered::answer(fd) {
         return fail(code);
     }
+    early::stay_awake(fd, conn::at(listener));
     // SAFETY: all-zero is valid.
     let mut peer: sockaddr_storage = unsafe { mem::zeroed() };
     let mut peer_len = size_of::<sockaddr_storage>() as socklen_t;

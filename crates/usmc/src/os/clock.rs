@@ -39,13 +39,22 @@ pub fn cpu() -> u32 {
     }
 }
 
+fn read(clock: libc::clockid_t) -> u64 {
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: ts is writable.
+    unsafe { libc::clock_gettime(clock, &mut ts) };
+    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+}
+
 /// CLOCK_MONOTONIC in nanoseconds (vDSO, no system call).
 #[cfg(not(fuzzing))]
 pub fn now_ns() -> u64 {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: ts is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut ts) };
-    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of all threads of this process, in nanoseconds (a system call).
+pub fn process_cpu_ns() -> u64 {
+    read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
 /// CLOCK_MONOTONIC in milliseconds, from 0 again after seven weeks.
@@ -55,10 +64,7 @@ pub fn now_ms() -> u32 {
 
 /// CLOCK_REALTIME in nanoseconds (vDSO, no system call).
 pub fn wall_ns() -> u64 {
-    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: ts is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut ts) };
-    ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
+    read(libc::CLOCK_REALTIME)
 }
 
 /// Each look at the clock takes 10 ms, so that a wait for a peer with a limit is soon over.

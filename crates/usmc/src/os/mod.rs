@@ -1,5 +1,6 @@
 //! The kernel, libc and this process. Nothing here knows a connection.
 
+pub mod awake;
 pub mod cache;
 pub mod clock;
 pub mod config;

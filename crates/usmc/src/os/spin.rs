@@ -283,6 +283,28 @@ fn spin(
     }
 }
 
+/// Looks with a sched_yield(2) before each, for at most `ns` nanoseconds of its own, until `ready`: for what only a system call can tell.
+/// What others use of the CPU meanwhile does not count, as in [`spin`].
+pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) -> bool {
+    let start = clock::now_ns();
+    let (mut now, mut used) = (start, 0);
+    while now - start < ns + used && now - start < LET_NS.min(most_ns) {
+        let before = now;
+        now = give_way(before);
+        let away = now.wrapping_sub(before);
+        if ready() {
+            return true;
+        }
+        if away > LET_NS {
+            yields::lost(away);
+            return false;
+        }
+        used += away.saturating_sub(SWITCH_NS);
+        now = clock::now_ns();
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

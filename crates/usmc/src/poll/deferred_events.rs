@@ -1,27 +1,34 @@
 //! What registrations that the kernel has not been told of yet ([`crate::watchers::deferred`]) have to report in a wait.
 
 use core::ffi::c_int;
+use core::mem;
 use usmc_shm::sync::Ordering::Relaxed;
 
 use super::epoll_wait;
 use super::scan::Look;
+use crate::os::awake::Awake;
 use crate::os::sys;
 use crate::watchers::deferred::{self, Which};
 use crate::watchers::set;
 
-/// Asks for what the set has deferred, and for whether the kernel has something to tell of all others. What it reports stays deferred
-/// until the next wait, and all else is registered. How many events there are.
+/// Asks for what the set has deferred, and for whether the kernel has something to tell of all others: once, and again while the wait
+/// is `awake`, which it is no more then. What it reports stays deferred until the next wait, and all else is registered. How many events there are.
 ///
 /// # Safety
 /// `events` is writable for `max` entries.
-pub unsafe fn report(look: &Look<'_>, events: *mut libc::epoll_event, max: c_int) -> c_int {
+pub unsafe fn report(
+    look: &Look<'_>,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    awake: &mut Awake,
+) -> c_int {
     const FEW: u32 = 16;
     // Most waits have few to ask for, and clearing room for all of them would take longer than that.
     // SAFETY: the caller's contract.
     unsafe {
         match look.set.deferred_count.load(Relaxed) {
-            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max),
-            _ => report_within::<{ set::DEFERRED + 1 }>(look, events, max),
+            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max, awake),
+            _ => report_within::<{ set::DEFERRED + 1 }>(look, events, max, awake),
         }
     }
 }
@@ -31,19 +38,25 @@ unsafe fn report_within<const N: usize>(
     look: &Look<'_>,
     events: *mut libc::epoll_event,
     max: c_int,
+    awake: &mut Awake,
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let &Look { epfd, set, index, round, .. } = look;
     let (mut fds, mut tags) = ([NONE; N], [0; N]);
-    let mut asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
+    let again = awake.looks();
+    let mut asked = deferred::collect(set, again, &mut fds[..N - 1], &mut tags);
     if asked < set.deferred_count.load(Relaxed) as usize {
         // What the kernel knows by what it was it must not tell.
-        deferred::pay_some(index, Which::NotDue);
-        asked = deferred::collect(set, &mut fds[..N - 1], &mut tags);
+        deferred::pay_some(index, Which::NotDue { again });
+        asked = deferred::collect(set, again, &mut fds[..N - 1], &mut tags);
     }
     // The last, as nothing comes before what was seen already.
     fds[asked] = libc::pollfd { fd: epfd, events: libc::POLLIN, revents: 0 };
-    if asked == 0 || sys::poll_now(&mut fds[..=asked]) == 0 {
+    let owed = set.deferred_count.load(Relaxed);
+    // Another thread may owe something else meanwhile.
+    let is_same = || set.deferred_count.load(Relaxed) == owed;
+    let mut ask = || sys::poll_now(&mut fds[..=asked]) > 0 || !is_same();
+    if asked == 0 || !(ask() || mem::replace(awake, Awake::NO).until(ask)) {
         deferred::pay(index);
         return 0;
     }

@@ -8,6 +8,7 @@ use super::pollfds::at_most;
 use super::scan::{Look, Rooms, is_quiet};
 use crate::handshake::clc;
 use crate::host;
+use crate::os::awake::Awake;
 use crate::os::errno::{errno, set_errno};
 use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::is_nowhere;
@@ -105,9 +106,17 @@ pub unsafe fn epoll_wait(
             // SAFETY: the caller's contract; `n` events were filled.
             unsafe { look.at_all(events, max, n) }
         };
+        let mut awake = match timeout_ns {
+            0 => Awake::NO,
+            _ => Awake::get(|| deadline.left().unwrap_or(u64::MAX)),
+        };
         if deferred::is_any(set) {
+            if is_active(set) {
+                // Rings have something to tell as well, of which such looks know nothing.
+                awake = Awake::NO;
+            }
             // SAFETY: the caller's contract.
-            let n = unsafe { deferred_events::report(&look, events, max) };
+            let n = unsafe { deferred_events::report(&look, events, max, &mut awake) };
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
@@ -153,6 +162,17 @@ pub unsafe fn epoll_wait(
                     return Some(found(set, n));
                 }
                 continue;
+            }
+        }
+        if !active && awake.looks() {
+            let mut n = 0;
+            awake.until(|| {
+                // SAFETY: see above.
+                n = unsafe { kernel_now(&look, events, max) };
+                n != 0 || is_active(set)
+            });
+            if n != 0 {
+                return Some(if n < 0 { n } else { found(set, look_behind(n)) });
             }
         }
         agent_ear::get_due(set, index);

@@ -12,6 +12,7 @@ use crate::family::locks::Receiving;
 use crate::handshake::clc::{self, deputy};
 use crate::host;
 use crate::host::ears::Listening;
+use crate::os::awake::Awake;
 use crate::os::errno::{errno, set_errno};
 use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
@@ -111,6 +112,9 @@ pub unsafe fn poll(
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
     if !any_is_ours(fds) {
+        if timeout_ns != 0 {
+            stay_awake(fds, deadline);
+        }
         if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
             return None;
         }
@@ -124,6 +128,17 @@ pub unsafe fn poll(
     }
     cancellation_point();
     Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask)))
+}
+
+/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better.
+fn stay_awake(fds: &mut [libc::pollfd], deadline: Deadline) {
+    let awake = Awake::get(|| deadline.left().unwrap_or(u64::MAX));
+    if awake.looks() && fds.iter().any(|p| matches!(table::settled(p.fd), Fd::Conn(_))) {
+        let mut is_ready = || sys::poll_now(fds) > 0;
+        if !is_ready() {
+            awake.until(is_ready);
+        }
+    }
 }
 
 const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };

@@ -10,7 +10,7 @@ use crate::handshake::{clc, syn_option, transition};
 use crate::host;
 use crate::os::reason::Reason;
 use crate::os::table::{self, Entry};
-use crate::os::{config, kernel_only};
+use crate::os::{awake, config, kernel_only};
 use crate::record::conn::{self, Conn, F_ADOPTED, F_NONBLOCK};
 use crate::record::options;
 use crate::record::order;
@@ -53,6 +53,7 @@ pub fn created(fd: i32, kind: i32) -> Option<u32> {
         conn::free(index);
         return None;
     }
+    awake::opened();
     Some(index)
 }
 

@@ -193,8 +193,10 @@ pub fn ended(entry: &Entry) -> bool {
 #[derive(Clone, Copy)]
 pub enum Which {
     All,
-    /// Not what can be asked for once more.
-    NotDue,
+    /// Not what can be asked for once more; `again`: as for [`is_due`].
+    NotDue {
+        again: bool,
+    },
     /// Not what was told in this wait.
     NotTold(u32),
 }
@@ -224,7 +226,7 @@ pub fn pay_some(index: u32, which: Which) -> bool {
             entry.has(E_DEFERRED) && entry.set_index() == index && entry.conn.load(Relaxed) == conn;
         let is_meant = match which {
             Which::All => true,
-            Which::NotDue => !is_due(entry),
+            Which::NotDue { again } => !is_due(entry, again),
             Which::NotTold(round) => entry.round.load(Relaxed) != round,
         };
         if is_same && is_meant {
@@ -289,9 +291,11 @@ fn received(fd: c_int, entry: &Entry, bits: u32) -> u64 {
     bytes | u64::from(bits & ENDS) << ENDS_SHIFT
 }
 
-/// Whether the kernel has not been asked for it, or may well have the same to tell once more.
-fn is_due(entry: &Entry) -> bool {
-    let asks = entry.round.load(Relaxed) == 0 || entry.events.load(Relaxed) & OUT != 0;
+/// Whether the kernel has not been asked for it, or may well have the same to tell once more, or soon something else in a wait that asks
+/// `again`.
+fn is_due(entry: &Entry, again: bool) -> bool {
+    let events = entry.events.load(Relaxed);
+    let asks = entry.round.load(Relaxed) == 0 || events & OUT != 0 || again && is_state(events);
     // A message of the peer's CLC is not the application's.
     asks && !entry.has(E_PARKED | E_CHANGED) && !conn::at(entry.conn.load(Relaxed)).has(F_CLC)
 }
@@ -338,8 +342,8 @@ pub fn tell((set, index): (&Set, u32), fd: c_int, tag: u64, found: u32, round: u
     (bits != 0).then_some(bits)
 }
 
-/// Those that are to be asked for, as far as there is room. How many they are.
-pub fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
+/// Those that are to be asked for, as far as there is room; `again`: as for [`is_due`]. How many they are.
+pub fn collect(set: &Set, again: bool, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
     let Some(_held) = set.lock.enter() else { return 0 };
     let mut asked = 0;
     for place in &set.deferred[..set.deferred_count.load(Relaxed) as usize] {
@@ -348,7 +352,7 @@ pub fn collect(set: &Set, fds: &mut [libc::pollfd], tags: &mut [u64]) -> usize {
         }
         let number = place.load(Relaxed);
         let Some(entry) = entry::at(number) else { continue };
-        if !is_due(entry) {
+        if !is_due(entry, again) {
             continue;
         }
         // The end of the stream as well: see `received`.
