@@ -194,7 +194,8 @@ unsafe fn receive_into(
         unsafe { capture::received_by_kernel(fd, index, iov, count, got, flags) };
         got
     };
-    let may_sleep = flags & libc::MSG_DONTWAIT == 0;
+    // Of an urgent byte and of errors there may be none, and the call does not wait for one.
+    let may_sleep = flags & (libc::MSG_DONTWAIT | libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0;
     receive_by(socket, may_sleep, kernel, captured, move |index| {
         // SAFETY: the application's array and buffers.
         let mut to = unsafe { Buffers::new(iov, count) };
@@ -217,11 +218,12 @@ pub(super) fn receive_by(
     loop {
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
-            if may_sleep {
-                early::stay_awake(fd, conn::at(index));
-            }
             // The real call is a cancellation point by itself.
-            return captured(keeping(call, kernel).1, index);
+            let receive = || match if may_sleep { early::stay_awake(fd) } else { Ok(()) } {
+                Ok(()) => kernel(),
+                Err(code) => fail(code),
+            };
+            return captured(keeping(call, receive).1, index);
         }
         if is_first {
             cancellation_point();

@@ -172,7 +172,9 @@ unsafe fn accept_by(
     if let Err(code) = unanswered::answer(fd) {
         return fail(code);
     }
-    early::stay_awake(fd, conn::at(listener));
+    if let Err(code) = early::stay_awake(fd) {
+        return fail(code);
+    }
     // SAFETY: all-zero is valid.
     let mut peer: sockaddr_storage = unsafe { mem::zeroed() };
     let mut peer_len = size_of::<sockaddr_storage>() as socklen_t;

@@ -11,8 +11,9 @@ use core::mem;
 use usmc_shm::sync::Ordering::Relaxed;
 use usmc_shm::sync::{AtomicBool, AtomicU32, AtomicU64};
 
-use crate::os::trial::{self, IDLE, Measures, Pace};
-use crate::os::{clock, config, kernel_only, single, spin, yields};
+use crate::os::signals::Signals;
+use crate::os::trial::{self, Measures, Pace};
+use crate::os::{clock, config, kernel_only, single, spin, sys, yields};
 
 /// How long a wait looks, if the last look of the process has found something; docs/performance.md has the sweep. An end that sleeps comes
 /// later than one that looks: this is long enough for two ends of which both slept until now.
@@ -21,11 +22,13 @@ const AWAKE_NS: u64 = 120_000;
 const PART_SHIFT: u32 = 24;
 /// A process that opens so many connections within [`MANY_MS`] begins to measure.
 const MANY: u32 = 64;
-const MANY_MS: u32 = 256;
-/// One that opens fewer in a part that is measured has nothing to measure any more.
-const FEW: u32 = 2;
+const MANY_MS: u32 = 64;
+/// One that opens less than a quarter of that for so long ends it.
+const FEW_MS: u32 = 256;
 /// Each look in a row that has found nothing halves the next one, and so many are the last ones in a part.
 const VAIN: u32 = 4;
+/// In the place of that number once a look has given a slice of time to a program that computes.
+const LOST: u32 = 1 << 16;
 
 /// The steps of a process. Many new connections lead from `Rare` to `Often`; few of them, or a time without waits, lead back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,15 +68,19 @@ struct Way {
 
 impl Way {
     const UNKNOWN: Way = Way { opened: 0, wall_us: 0, cpu_us: 0 };
-    /// With so many connections it is known.
-    const ENOUGH: u32 = 64;
+    /// With so many connections it is known. Where they come at random, their number is one of chance by a sixteenth.
+    const ENOUGH: u32 = 256;
+    /// So many are enough where one way is far better.
+    const SOME: u32 = 64;
+    /// Or so much time, where one way opens hardly any.
+    const LONG_US: u32 = 80_000;
     /// More than so many are much.
     const MUCH: u32 = 1024;
     /// Of any number, so that products of two fit.
     const LIMIT: u32 = 1 << 26;
 
-    fn is_known(self) -> bool {
-        self.opened >= Way::ENOUGH && self.wall_us > 0 && self.cpu_us > 0
+    fn is_known(self, enough: u32) -> bool {
+        self.opened >= enough || self.wall_us >= Way::LONG_US
     }
 
     /// With another part, and half of all before it where that `is_much`.
@@ -103,7 +110,6 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Both are known.
     fn of(looks: Way, sleeps: Way) -> Verdict {
         let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
         let ratio = |a: u64, b: u64| (a * ONE / b.max(1)).min(MOST);
@@ -122,10 +128,10 @@ impl Verdict {
         if before { gain > cost } else { gain * 8 > cost * 9 }
     }
 
-    /// Whether it is beyond doubt.
-    fn is_clear(self) -> bool {
+    /// Whether one way is better by so many halves.
+    fn is_beyond(self, halves: u64) -> bool {
         let Verdict { gain, cost } = self;
-        gain * 2 > cost * 3 || cost * 2 > gain * 3
+        gain * 2 > cost * halves || cost * 2 > gain * halves
     }
 }
 
@@ -164,19 +170,16 @@ impl Course {
         }
     }
 
-    /// The part is over, and has come to `done`.
-    fn next(mut self, done: Way, part: u32) -> Course {
+    /// The part is over, and has come to `done`. `few`: the process opens few connections by now.
+    fn next(mut self, done: Way, few: bool, part: u32) -> Course {
         let Step::Often { looks } = self.step else { return self };
-        if part.wrapping_sub(self.part) > IDLE {
+        if few {
             return Course::RARE;
         }
         let measures = self.measures();
         // All of this part, and nothing else.
         let is_all = self.is_whole && part.wrapping_sub(self.part) == 1;
         let before = mem::replace(&mut self.pending, Way::UNKNOWN);
-        if is_all && measures != Measures::Nothing && done.opened < FEW {
-            return Course::RARE;
-        }
         match measures {
             Measures::Spins if is_all => self.pending = done,
             Measures::Sleeps if is_all && before != Way::UNKNOWN => {
@@ -192,23 +195,31 @@ impl Course {
         Course { part, is_whole: true, ..self }
     }
 
+    /// Of both ways, once they are known.
     fn verdict(&self) -> Option<Verdict> {
+        /// That is, four times better.
+        const FAR: u64 = 8;
         let [sleeps, looks] = self.ways;
-        (sleeps.is_known() && looks.is_known()).then(|| Verdict::of(looks, sleeps))
+        let are_known = |enough| sleeps.is_known(enough) && looks.is_known(enough);
+        let verdict = Verdict::of(looks, sleeps);
+        let is_known = are_known(Way::ENOUGH) || are_known(Way::SOME) && verdict.is_beyond(FAR);
+        is_known.then_some(verdict)
     }
 
     /// What is measured in its part.
     fn measures(&self) -> Measures {
+        /// Half as good again.
+        const CLEAR: u64 = 3;
         let pace = match self.verdict() {
             None => Pace::First,
-            Some(verdict) if verdict.is_clear() => Pace::Seldom,
+            Some(verdict) if verdict.is_beyond(CLEAR) => Pace::Seldom,
             Some(_) => Pace::Usual,
         };
         trial::measures(self.part, pace)
     }
 }
 
-/// What the clocks and the count of connections say.
+/// What the clocks say.
 #[derive(Clone, Copy)]
 struct Now {
     wall_ns: u64,
@@ -217,7 +228,11 @@ struct Now {
 
 impl Now {
     fn get() -> Now {
-        Now { wall_ns: clock::now_ns(), cpu_ns: clock::process_cpu_ns() }
+        Now { wall_ns: clock::now_ns(), cpu_ns: sys::process_cpu_ns() }
+    }
+
+    fn ms(self) -> u32 {
+        (self.wall_ns / 1_000_000) as u32
     }
 }
 
@@ -256,6 +271,9 @@ struct Process {
     opened: AtomicU32,
     /// When the last [`MANY`] of them were complete, in milliseconds.
     many_at: AtomicU32,
+    /// When it was last asked whether they are few, in milliseconds, and how many there were then.
+    asked_at: AtomicU32,
+    opened_then: AtomicU32,
     /// At the beginning of the part.
     opened_before: AtomicU32,
     wall_before: AtomicU64,
@@ -275,6 +293,8 @@ impl Process {
             looks: AtomicBool::new(false),
             opened: AtomicU32::new(0),
             many_at: AtomicU32::new(0),
+            asked_at: AtomicU32::new(0),
+            opened_then: AtomicU32::new(0),
             opened_before: AtomicU32::new(0),
             wall_before: AtomicU64::new(0),
             cpu_before: AtomicU64::new(0),
@@ -323,17 +343,33 @@ impl Process {
         }
     }
 
-    /// So many connections once more were opened.
+    /// [`MANY`] connections once more were opened.
     #[cold]
     fn has_opened_many(&self, now: impl FnOnce() -> Now) {
         let now = now();
-        let now_ms = (now.wall_ns / 1_000_000) as u32;
-        let before = self.many_at.swap(now_ms, Relaxed);
-        if self.is_rare() && now_ms.wrapping_sub(before) <= MANY_MS {
+        let before = self.many_at.swap(now.ms(), Relaxed);
+        if self.is_rare() && now.ms().wrapping_sub(before) <= MANY_MS {
             let part = trial::part_at(now.wall_ns, PART_SHIFT);
             self.part.store(part, Relaxed);
+            self.ask_at(now);
             self.keep(Course::begun(part), now);
         }
+    }
+
+    fn ask_at(&self, now: Now) {
+        self.asked_at.store(now.ms(), Relaxed);
+        self.opened_then.store(self.opened.load(Relaxed), Relaxed);
+    }
+
+    /// Whether the process opens few connections by now.
+    fn opens_few(&self, now: Now) -> bool {
+        let ms = now.ms().wrapping_sub(self.asked_at.load(Relaxed));
+        if ms < FEW_MS {
+            return false;
+        }
+        let opened = self.opened.load(Relaxed).wrapping_sub(self.opened_then.load(Relaxed));
+        self.ask_at(now);
+        u64::from(opened) * u64::from(MANY_MS) < u64::from(MANY / 4) * u64::from(ms)
     }
 
     /// Whether a wait looks before it sleeps. `now` is asked for at the end of a part.
@@ -344,15 +380,19 @@ impl Process {
         if is_over && self.part.compare_exchange(ended, part, Relaxed, Relaxed).is_ok() {
             let now = now();
             let course = Course { part: ended, ..self.course() };
-            self.keep(course.next(self.done(now), part), now);
+            self.keep(course.next(self.done(now), self.opens_few(now), part), now);
         }
         self.looks.load(Relaxed) && self.vain.load(Relaxed) < VAIN
     }
 
-    /// What a look has come to.
-    fn note(&self, found: bool) {
+    /// What a look has come to. One that has lost a slice is the last one in the part.
+    fn note(&self, found: bool, lost: bool) {
         let before = self.vain.load(Relaxed);
-        let vain = if found { 0 } else { before + 1 };
+        let vain = match (found, lost) {
+            (_, true) => LOST,
+            (true, false) if before < LOST => 0,
+            _ => before + 1,
+        };
         if vain != before {
             self.vain.store(vain, Relaxed);
         }
@@ -364,7 +404,8 @@ static PROCESS: Process = Process::new();
 /// The process has opened a connection: one that it has asked for, or one that it has accepted.
 #[inline]
 pub fn opened() {
-    if single::add(&PROCESS.opened, 1).wrapping_add(1).is_multiple_of(MANY) {
+    let is_many = single::add(&PROCESS.opened, 1).wrapping_add(1).is_multiple_of(MANY);
+    if is_many && config::get().busy_ns > 0 {
         PROCESS.has_opened_many(Now::get);
     }
 }
@@ -405,17 +446,19 @@ impl Awake {
         self.ns > 0
     }
 
-    /// Looks until `ready` says that something has come, or the time is over; whether it did.
+    /// Looks until `ready` says that something has come, or the time is over; whether it did. Signals are kept away from then on, until
+    /// the sleep that follows: the handler of one that is handled in between would end nothing.
     #[inline(always)]
-    pub fn until(self, ready: impl FnMut() -> bool) -> bool {
-        self.looks() && self.looks_until(ready)
+    pub fn until(self, signals: &mut Signals, ready: impl FnMut() -> bool) -> bool {
+        self.looks() && self.looks_until(signals, ready)
     }
 
     #[cold]
-    fn looks_until(self, ready: impl FnMut() -> bool) -> bool {
-        let found = spin::look_with_yields(self.ns, self.most_ns, ready);
-        PROCESS.note(found);
-        found
+    fn looks_until(self, signals: &mut Signals, ready: impl FnMut() -> bool) -> bool {
+        signals.keep();
+        let spun = spin::look_with_yields(self.ns, self.most_ns, ready);
+        PROCESS.note(spun.found > 0, spun.lost_ns > 0);
+        spun.found > 0
     }
 }
 
@@ -473,7 +516,7 @@ mod tests {
     fn a_process_that_opens_few_connections_sleeps() {
         let mut run = Run::new(12_345_678);
         for _ in 0..100 {
-            assert_eq!(run.take(300, [load(0, 0); 2]), 0);
+            assert_eq!(run.take(100, [load(0, 0); 2]), 0);
             assert_eq!(run.take(3, [load(20, 40); 2]), 0);
         }
     }
@@ -503,8 +546,18 @@ mod tests {
         // Clients that come back sooner if this process looks.
         run.take(1500, [load(5, 60), load(10, 60)]);
         assert!(run.take(1000, [load(5, 60), load(10, 60)]) > 900, "it has changed");
-        run.take(1500, [load(10, 60), load(5, 60)]);
+        run.take(4000, [load(10, 60), load(5, 60)]);
         assert!(run.take(1000, [load(10, 60), load(5, 60)]) < 100, "and back");
+    }
+
+    #[test]
+    fn looks_that_lose_slices_are_tried_seldom() {
+        let loads = [load(10, 60), load(1, 600)];
+        let mut run = Run::new(1);
+        run.take(300, loads);
+        run.take(1000, loads);
+        let looked = run.take(8000, loads);
+        assert!((100..400).contains(&looked), "{looked} of 8000 ms");
     }
 
     #[test]
@@ -545,9 +598,15 @@ mod tests {
         run.take(2000, [load(0, 0); 2]);
         assert!(run.process.is_rare(), "it still waits");
         run.take(300, loads);
-        run.now.wall_ns += u64::from(IDLE + 2) * PART_NS;
-        run.take(1, [load(0, 0); 2]);
+        run.now.wall_ns += 1_000_000_000;
+        run.take(300, [load(0, 0); 2]);
         assert!(run.process.is_rare(), "it has not waited");
+        run.take(300, loads);
+        for _ in 0..20 {
+            run.now.wall_ns += 49_000_000;
+            run.take(1, [load(0, 0); 2]);
+        }
+        assert!(run.process.is_rare(), "it waits now and then");
     }
 
     #[test]
@@ -558,13 +617,14 @@ mod tests {
         let looks = |at: u64| process.looks(now.wall_ns + at, || now);
         for _ in 0..VAIN {
             assert!(looks(0));
-            process.note(false);
+            process.note(false, false);
         }
         assert!(!looks(0));
-        process.note(true);
+        process.note(true, false);
         assert!(looks(0));
-        (0..VAIN).for_each(|_| process.note(false));
-        assert!(!looks(0));
+        process.note(true, true);
+        process.note(true, false);
+        assert!(!looks(0), "a slice was lost");
         assert!(looks(PART_NS) || looks(2 * PART_NS));
     }
 

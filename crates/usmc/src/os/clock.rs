@@ -52,11 +52,6 @@ pub fn now_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// CPU time of all threads of this process, in nanoseconds (a system call).
-pub fn process_cpu_ns() -> u64 {
-    read(libc::CLOCK_PROCESS_CPUTIME_ID)
-}
-
 /// CLOCK_MONOTONIC in milliseconds, from 0 again after seven weeks.
 pub fn now_ms() -> u32 {
     (now_ns() / 1_000_000) as u32

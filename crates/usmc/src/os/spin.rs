@@ -209,11 +209,11 @@ fn is_crowded(now: u64) -> bool {
 }
 
 /// What came of a spin.
-struct Spun {
+pub struct Spun {
     /// So many things.
-    found: u32,
+    pub found: u32,
     /// Nanoseconds of one sched_yield(2) that was away for so long that a program may have used up its slice.
-    lost_ns: u64,
+    pub lost_ns: u64,
     /// How long it took, without the time that others have used, where that was long.
     own_ns: u64,
 }
@@ -285,24 +285,26 @@ fn spin(
 
 /// Looks with a sched_yield(2) before each, for at most `ns` nanoseconds of its own, until `ready`: for what only a system call can tell.
 /// What others use of the CPU meanwhile does not count, as in [`spin`].
-pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) -> bool {
+pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) -> Spun {
     let start = clock::now_ns();
     let (mut now, mut used) = (start, 0);
+    let mut spun = Spun::found(0);
     while now - start < ns + used && now - start < LET_NS.min(most_ns) {
         let before = now;
         now = give_way(before);
         let away = now.wrapping_sub(before);
-        if ready() {
-            return true;
-        }
         if away > LET_NS {
+            spun.lost_ns = away;
             yields::lost(away);
-            return false;
+        }
+        if ready() {
+            spun.found = 1;
+            break;
         }
         used += away.saturating_sub(SWITCH_NS);
         now = clock::now_ns();
     }
-    false
+    spun
 }
 
 #[cfg(test)]

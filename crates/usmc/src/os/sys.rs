@@ -216,6 +216,13 @@ pub fn robust_list() -> *mut c_void {
     head
 }
 
+/// CPU time of all threads of this process, in nanoseconds (clock_gettime(2)).
+pub fn process_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let _ = call!(SYS_clock_gettime, libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// sched_yield(2).
 pub fn sched_yield() {
     // The peer of a fuzz target is in this very thread.

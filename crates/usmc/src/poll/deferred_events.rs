@@ -7,12 +7,13 @@ use usmc_shm::sync::Ordering::Relaxed;
 use super::epoll_wait;
 use super::scan::Look;
 use crate::os::awake::Awake;
+use crate::os::signals::Signals;
 use crate::os::sys;
 use crate::watchers::deferred::{self, Which};
 use crate::watchers::set;
 
 /// Asks for what the set has deferred, and for whether the kernel has something to tell of all others: once, and again while the wait
-/// is `awake`, which it is no more then. What it reports stays deferred until the next wait, and all else is registered. How many events there are.
+/// is `awake`, which ends where that has found nothing. What it reports stays deferred until the next wait, and all else is registered. How many events there are.
 ///
 /// # Safety
 /// `events` is writable for `max` entries.
@@ -21,14 +22,15 @@ pub unsafe fn report(
     events: *mut libc::epoll_event,
     max: c_int,
     awake: &mut Awake,
+    signals: &mut Signals,
 ) -> c_int {
     const FEW: u32 = 16;
     // Most waits have few to ask for, and clearing room for all of them would take longer than that.
     // SAFETY: the caller's contract.
     unsafe {
         match look.set.deferred_count.load(Relaxed) {
-            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max, awake),
-            _ => report_within::<{ set::DEFERRED + 1 }>(look, events, max, awake),
+            ..=FEW => report_within::<{ FEW as usize + 1 }>(look, events, max, awake, signals),
+            _ => report_within::<{ set::DEFERRED + 1 }>(look, events, max, awake, signals),
         }
     }
 }
@@ -39,6 +41,7 @@ unsafe fn report_within<const N: usize>(
     events: *mut libc::epoll_event,
     max: c_int,
     awake: &mut Awake,
+    signals: &mut Signals,
 ) -> c_int {
     const NONE: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let &Look { epfd, set, index, round, .. } = look;
@@ -56,7 +59,7 @@ unsafe fn report_within<const N: usize>(
     // Another thread may owe something else meanwhile.
     let is_same = || set.deferred_count.load(Relaxed) == owed;
     let mut ask = || sys::poll_now(&mut fds[..=asked]) > 0 || !is_same();
-    if asked == 0 || !(ask() || mem::replace(awake, Awake::NO).until(ask)) {
+    if asked == 0 || !(ask() || mem::replace(awake, Awake::NO).until(signals, ask)) {
         deferred::pay(index);
         return 0;
     }

@@ -115,11 +115,15 @@ pub unsafe fn epoll_wait(
                 // Rings have something to tell as well, of which such looks know nothing.
                 awake = Awake::NO;
             }
+            let before = awake.looks();
             // SAFETY: the caller's contract.
-            let n = unsafe { deferred_events::report(&look, events, max, &mut awake) };
+            let n =
+                unsafe { deferred_events::report(&look, events, max, &mut awake, &mut signals) };
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
+            // A look takes time.
+            is_first &= awake.looks() == before;
         }
         let ours = has_tracked(set);
         // Otherwise the kernel alone has something to tell.
@@ -166,14 +170,16 @@ pub unsafe fn epoll_wait(
         }
         if !active && awake.looks() {
             let mut n = 0;
-            awake.until(|| {
+            let mut ask = || {
                 // SAFETY: see above.
                 n = unsafe { kernel_now(&look, events, max) };
-                n != 0 || is_active(set)
-            });
+                n != 0 || is_active(set) || deferred::is_any(set)
+            };
+            let _ = ask() || awake.until(&mut signals, ask);
             if n != 0 {
                 return Some(if n < 0 { n } else { found(set, look_behind(n)) });
             }
+            is_first = false;
         }
         agent_ear::get_due(set, index);
         due_ear::get_due();

@@ -112,14 +112,16 @@ pub unsafe fn poll(
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
     if !any_is_ours(fds) {
-        if timeout_ns != 0 {
-            stay_awake(fds, deadline);
-        }
-        if timeout_ns == 0 || !fds.iter().any(|p| may_move(p.fd)) {
+        let mut signals = Signals::new();
+        let has_looked = timeout_ns != 0 && stay_awake(fds, deadline, &mut signals);
+        let moves = timeout_ns != 0 && fds.iter().any(|p| may_move(p.fd));
+        if !moves && !has_looked {
             return None;
         }
-        if !may_be_exchanged(fds) {
-            let n = sleep_in_kernel(fds, deadline.left(), mask);
+        // Another thread may have brought one to the ring during the look.
+        if !(may_be_exchanged(fds) || has_looked && any_is_ours(fds)) {
+            let mut place = MaybeUninit::uninit();
+            let n = sleep_in_kernel(fds, deadline.left(), signals.mask(mask, &mut place));
             if n <= 0 || !any_is_ours(fds) {
                 return Some(n);
             }
@@ -130,15 +132,21 @@ pub unsafe fn poll(
     Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask)))
 }
 
-/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better.
-fn stay_awake(fds: &mut [libc::pollfd], deadline: Deadline) {
+/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better; whether it has looked.
+fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signals) -> bool {
+    const MOST: usize = 16;
     let awake = Awake::get(|| deadline.left().unwrap_or(u64::MAX));
-    if awake.looks() && fds.iter().any(|p| matches!(table::settled(p.fd), Fd::Conn(_))) {
-        let mut is_ready = || sys::poll_now(fds) > 0;
-        if !is_ready() {
-            awake.until(is_ready);
-        }
+    let is_tcp = |p: &libc::pollfd| matches!(table::settled(p.fd), Fd::Conn(_));
+    if !awake.looks() || fds.len() > MOST || !fds.iter().any(is_tcp) {
+        return false;
     }
+    // Other threads may use the application's array.
+    let mut own = [NOTHING; MOST];
+    let own = &mut own[..fds.len()];
+    own.copy_from_slice(fds);
+    let mut is_ready = || sys::poll_now(own) > 0;
+    let _ = is_ready() || awake.until(signals, is_ready);
+    true
 }
 
 const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };

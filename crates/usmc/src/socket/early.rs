@@ -1,32 +1,38 @@
 //! Calls through the kernel's TCP on a connection that has no slot yet: the kernel's own, sleep and errors
 //! included. They are counted, for a slot that came meanwhile would not know of them.
 
-use crate::family::holders;
 use crate::handshake::transition;
 use crate::os::awake::Awake;
-use crate::os::sys;
+use crate::os::signals::Signals;
+use crate::os::sys::{self, Errno};
 use crate::record::change_over::Call;
-use crate::record::conn::{self, Conn, F_CLC};
+use crate::record::conn::{self, F_CLC};
+use crate::record::kernel;
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
 use crate::record::users::EARLY_CALL;
 use crate::stream::ending;
 
 /// Before a real call that may sleep until the kernel has something to tell of the socket: looks for that where looks have proven better.
+///
+/// # Errors
+/// EINTR: a signal has come in whose handler ends the call.
 #[inline(always)]
-pub fn stay_awake(fd: i32, conn: &Conn) {
+pub fn stay_awake(fd: i32) -> Result<(), Errno> {
     let awake = Awake::get(|| u64::MAX);
-    if awake.looks() {
-        look_while(awake, fd, conn);
-    }
+    if awake.looks() { look_while(awake, fd) } else { Ok(()) }
 }
 
 #[cold]
-fn look_while(awake: Awake, fd: i32, conn: &Conn) {
+fn look_while(awake: Awake, fd: i32) -> Result<(), Errno> {
     let is_ready = || sys::poll1(fd, libc::POLLIN, 0) != 0;
-    if !holders::is_nonblocking(fd, conn) && !is_ready() {
-        awake.until(is_ready);
+    // The kernel is asked for O_NONBLOCK, which another process may have set.
+    if is_ready() || kernel::is_nonblocking(fd) {
+        return Ok(());
     }
+    let mut signals = Signals::new();
+    let found = awake.until(&mut signals, is_ready);
+    if signals.let_in(false) && !found { Err(libc::EINTR) } else { Ok(()) }
 }
 
 /// Such a call, for as long as it lasts. Another thread may close the number meanwhile, hence the hold.
