@@ -1,11 +1,19 @@
 //! Ends of connections with one request each, which stay TCP, and whose waits look for a moment before they sleep.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use usmc_tests::{Fixture, Process, build, is_plain};
 
 /// Connections one after the other: more than a second without looks, and less than one address has ports for.
 const CONNECTIONS: u32 = 12_000;
 /// Whether looks pay is measured, in which another program may disturb it.
 const TRIES: u32 = 5;
+
+/// One test at a time: whether looks pay is no matter of what else runs here.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The test program, with this longest spin; `None`: by default.
 fn load(fixture: &Fixture, args: &[&str], busy_us: Option<&str>) -> Process {
@@ -35,6 +43,7 @@ fn ends_of_brief_connections_stay_awake() {
     if is_plain() {
         return;
     }
+    let _alone = alone();
     let fixture = Fixture::new("awake");
     for way in ["blocks", "poll", "epoll"] {
         let never = sleeps(&fixture, way, Some("0"));
@@ -53,6 +62,7 @@ fn ends_of_brief_connections_stay_awake() {
 #[test]
 fn signals_end_waits_that_look() {
     const ROUNDS: u64 = 300;
+    let _alone = alone();
     let fixture = Fixture::new("interrupted looks");
     for call in ["accept", "recv", "poll", "epoll_wait"] {
         let rounds = ROUNDS.to_string();
@@ -71,6 +81,7 @@ fn signals_end_waits_that_look() {
 fn waits_that_look_take_no_longer() {
     /// A look in vain takes four times that.
     const MORE_NS: u64 = 30_000;
+    let _alone = alone();
     let fixture = Fixture::new("timed looks");
     let took = |call: &str, busy_us| {
         let mut process = load(&fixture, &["timed", call, "300"], busy_us);
@@ -85,6 +96,20 @@ fn waits_that_look_take_no_longer() {
             ours <= never + MORE_NS
         });
         assert!(is_kept, "{call}: a wait with a time limit takes longer by its look");
+    }
+    fixture.finish();
+}
+
+/// What nobody handles ends no wait, be it that it comes during a look.
+#[test]
+fn signals_without_handlers_end_no_wait() {
+    let _alone = alone();
+    let fixture = Fixture::new("ignored signals");
+    for call in ["poll", "epoll"] {
+        let mut process = load(&fixture, &["ignored", call, "300"], None);
+        let ended = process.number_after("ended");
+        process.succeed();
+        assert!(ended <= 3, "{call}: a signal that is ignored has ended {ended} of 300 waits");
     }
     fixture.finish();
 }

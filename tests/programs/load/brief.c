@@ -138,6 +138,33 @@ static void end(pid_t child) {
     EQ(waitpid(child, NULL, 0), child);
 }
 
+// Waits in this call for two milliseconds again and again, behind some brief connections each time, with a signal that nobody handles
+// meanwhile. Prints how many waits it has ended.
+void ignored(const char *call, long rounds) {
+    choose("blocks");
+    uint16_t port = 0, own = 0;
+    pid_t child = answering(&port);
+    int listener = listen_here(&own);
+    struct epoll_event event = {EPOLLIN, {.fd = listener}};
+    OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
+    struct sigevent winch = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGWINCH};
+    timer_t timer;
+    OK(timer_create(CLOCK_MONOTONIC, &winch, &timer));
+    long ended = 0;
+    for (long i = 0; i < rounds; i++) {
+        ask(port, 20);
+        struct itimerspec soon = {.it_value = {0, 20000 + i % 100 * 1000}};
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        OK(timer_settime(timer, 0, &soon, NULL));
+        int done = !strcmp(call, "poll") ? poll(&p, 1, 2) : epoll_wait(set, &event, 1, 2);
+        CHECK(done == 0 || errno == EINTR);
+        ended += done != 0;
+    }
+    printf("ended %ld\n", ended);
+    end(child);
+    close(listener);
+}
+
 // Waits in this call again and again, behind some brief connections each time, with a signal for each wait some microseconds after it
 // has begun. Prints how many waits it has not ended, so that another one had to.
 void interrupted(const char *call, long rounds) {

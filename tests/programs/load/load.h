@@ -13,6 +13,7 @@ void answer_briefs(const char *name, long count);
 void ask_briefs(const char *name, uint16_t port, long count);
 void interrupted(const char *call, long rounds);
 void timed(const char *call, long rounds);
+void ignored(const char *call, long rounds);
 void sink(uint16_t port);
 void source(uint16_t port, uint64_t n);
 

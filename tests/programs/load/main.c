@@ -9,6 +9,7 @@
 //   load answer WAY COUNT / load ask WAY PORT COUNT   COUNT connections with one request each, whose ends wait by WAY
 //                                    (blocks, poll, epoll) and count how often they sleep
 //   load interrupted CALL ROUNDS     counts waits in CALL (accept, recv, poll, epoll_wait) that a signal has not ended
+//   load ignored CALL ROUNDS         counts waits in CALL (poll, epoll) that a signal without a handler has ended
 //   load timed CALL ROUNDS           tells how long waits in CALL (poll, epoll) take that have a time limit
 //   load sink [PORT] / load source PORT BYTES   BYTES each way at once, checked byte by byte
 #include "load.h"
@@ -43,6 +44,8 @@ int main(int argc, char **argv) {
         ask_briefs(argv[2], b, atol(argv[4]));
     else if (!strcmp(role, "interrupted"))
         interrupted(argc > 2 ? argv[2] : "", b);
+    else if (!strcmp(role, "ignored"))
+        ignored(argc > 2 ? argv[2] : "", b);
     else if (!strcmp(role, "timed"))
         timed(argc > 2 ? argv[2] : "", b);
     else if (!strcmp(role, "sink"))

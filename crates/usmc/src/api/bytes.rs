@@ -219,10 +219,11 @@ pub(super) fn receive_by(
         let returns = conn::at(index).returns();
         if let Some(call) = Early::receive(fd, index) {
             // The real call is a cancellation point by itself.
-            let receive = || match if may_sleep { early::stay_awake(fd) } else { Ok(()) } {
-                Ok(()) => kernel(),
-                Err(code) => fail(code),
-            };
+            let receive =
+                || match if may_sleep { early::stay_awake(fd, conn::at(index)) } else { Ok(()) } {
+                    Ok(()) => kernel(),
+                    Err(code) => fail(code),
+                };
             return captured(keeping(call, receive).1, index);
         }
         if is_first {

@@ -172,7 +172,7 @@ unsafe fn accept_by(
     if let Err(code) = unanswered::answer(fd) {
         return fail(code);
     }
-    if let Err(code) = early::stay_awake(fd) {
+    if let Err(code) = early::stay_awake(fd, conn::at(listener)) {
         return fail(code);
     }
     // SAFETY: all-zero is valid.

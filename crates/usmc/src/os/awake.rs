@@ -24,7 +24,7 @@ const PART_SHIFT: u32 = 24;
 /// small part of it.
 const MANY: u32 = 64;
 const MANY_MS: u32 = 25;
-/// One that opens less than a quarter of that for so long ends it.
+/// One that opens them at less than a quarter of that rate for so long ends it.
 const FEW_MS: u32 = 256;
 /// Each look in a row that has found nothing halves the next one, and so many are the last ones in a part.
 const VAIN: u32 = 4;
@@ -73,15 +73,15 @@ impl Way {
     const ENOUGH: u32 = 256;
     /// So many are enough where one way is far better.
     const SOME: u32 = 64;
-    /// Or so much time, where one way opens hardly any.
+    /// Or so much time, where the other way opens enough.
     const LONG_US: u32 = 80_000;
     /// More than so many are much.
     const MUCH: u32 = 1024;
     /// Of any number, so that products of two fit.
     const LIMIT: u32 = 1 << 26;
 
-    fn is_known(self, enough: u32) -> bool {
-        self.opened >= enough || self.wall_us >= Way::LONG_US
+    fn is_known(self, other: Way, enough: u32) -> bool {
+        self.opened >= enough || self.wall_us >= Way::LONG_US && other.opened >= enough
     }
 
     /// With another part, and half of all before it where that `is_much`.
@@ -201,7 +201,7 @@ impl Course {
         /// That is, four times better.
         const FAR: u64 = 8;
         let [sleeps, looks] = self.ways;
-        let are_known = |enough| sleeps.is_known(enough) && looks.is_known(enough);
+        let are_known = |enough| sleeps.is_known(looks, enough) && looks.is_known(sleeps, enough);
         let verdict = Verdict::of(looks, sleeps);
         let is_known = are_known(Way::ENOUGH) || are_known(Way::SOME) && verdict.is_beyond(FAR);
         is_known.then_some(verdict)

@@ -68,6 +68,23 @@ impl Signals {
         self.has_ended
     }
 
+    /// After a time without a sleep: whether one has come in that ends a wait for which `callers` is the mask (null: the thread's own). It
+    /// runs where they are let in. What nobody handles ends no wait, but would end a sleep that it is pending for.
+    pub fn have_come(&mut self, callers: *const libc::sigset_t) -> bool {
+        let Some(kept) = &self.kept else { return false };
+        let pending = sys::pending_signals() & !kept.before & !bits_of(callers);
+        if pending == 0 {
+            return false;
+        }
+        let [ends, goes_on] = handlers::sets();
+        let is_handled = pending & (ends | goes_on) != 0;
+        if !is_handled {
+            sys::set_signals(kept.before);
+            sys::block_signals();
+        }
+        is_handled
+    }
+
     /// A millisecond of sleep. A handler with SA_RESTART ends the call only if `by_any`.
     pub fn tick(&mut self, by_any: bool) -> Woken {
         self.keep();
@@ -154,6 +171,12 @@ impl Drop for Unblocked {
             sys::unblock_signals(self.0);
         }
     }
+}
+
+/// The kernel's bits of a set of libc's; none of null.
+fn bits_of(set: *const libc::sigset_t) -> u64 {
+    // SAFETY: a valid set, of at least the kernel's 64 bits, which stand first.
+    if set.is_null() { 0 } else { unsafe { set.cast::<u64>().read_unaligned() } }
 }
 
 /// As libc has it.

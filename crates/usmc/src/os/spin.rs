@@ -295,7 +295,9 @@ pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) 
         let away = now.wrapping_sub(before);
         if away > LET_NS {
             spun.lost_ns = away;
-            yields::lost(away);
+            if config::get().busy_adapts {
+                yields::lost(away);
+            }
         }
         if ready() {
             spun.found = 1;

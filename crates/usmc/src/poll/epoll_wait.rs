@@ -106,6 +106,7 @@ pub unsafe fn epoll_wait(
             // SAFETY: the caller's contract; `n` events were filled.
             unsafe { look.at_all(events, max, n) }
         };
+        let mut has_looked = false;
         let mut awake = match timeout_ns {
             0 => Awake::NO,
             _ => Awake::get(|| deadline.left().unwrap_or(u64::MAX)),
@@ -122,8 +123,7 @@ pub unsafe fn epoll_wait(
             if n > 0 {
                 return Some(found(set, look_behind(n)));
             }
-            // A look takes time.
-            is_first &= awake.looks() == before;
+            has_looked = awake.looks() != before;
         }
         let ours = has_tracked(set);
         // Otherwise the kernel alone has something to tell.
@@ -179,7 +179,13 @@ pub unsafe fn epoll_wait(
             if n != 0 {
                 return Some(if n < 0 { n } else { found(set, look_behind(n)) });
             }
-            is_first = false;
+            has_looked = true;
+        }
+        // A look takes time.
+        is_first &= !has_looked;
+        if signals.have_come(mask) {
+            set_errno(libc::EINTR);
+            return Some(-1);
         }
         agent_ear::get_due(set, index);
         due_ear::get_due();

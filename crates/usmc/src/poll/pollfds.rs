@@ -111,15 +111,22 @@ pub unsafe fn poll(
     // SAFETY: the caller's contract.
     let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
     let deadline = Deadline::after(timeout_ns);
+    let mut signals = Signals::new();
     if !any_is_ours(fds) {
-        let mut signals = Signals::new();
-        let has_looked = timeout_ns != 0 && stay_awake(fds, deadline, &mut signals);
+        let looked = match timeout_ns {
+            0 => Looked::Not,
+            _ => stay_awake(fds, deadline, &mut signals),
+        };
         let moves = timeout_ns != 0 && fds.iter().any(|p| may_move(p.fd));
-        if !moves && !has_looked {
+        if !moves && looked == Looked::Not {
             return None;
         }
+        if looked == Looked::InVain && signals.have_come(mask) {
+            set_errno(libc::EINTR);
+            return Some(-1);
+        }
         // Another thread may have brought one to the ring during the look.
-        if !(may_be_exchanged(fds) || has_looked && any_is_ours(fds)) {
+        if !(may_be_exchanged(fds) || looked != Looked::Not && any_is_ours(fds)) {
             let mut place = MaybeUninit::uninit();
             let n = sleep_in_kernel(fds, deadline.left(), signals.mask(mask, &mut place));
             if n <= 0 || !any_is_ours(fds) {
@@ -129,24 +136,32 @@ pub unsafe fn poll(
         }
     }
     cancellation_point();
-    Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask)))
+    Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask, &mut signals)))
 }
 
-/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better; whether it has looked.
-fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signals) -> bool {
+/// What a look before a sleep has come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Looked {
+    /// There was none.
+    Not,
+    Found,
+    InVain,
+}
+
+/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better.
+fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signals) -> Looked {
     const MOST: usize = 16;
     let awake = Awake::get(|| deadline.left().unwrap_or(u64::MAX));
     let is_tcp = |p: &libc::pollfd| matches!(table::settled(p.fd), Fd::Conn(_));
     if !awake.looks() || fds.len() > MOST || !fds.iter().any(is_tcp) {
-        return false;
+        return Looked::Not;
     }
     // Other threads may use the application's array.
     let mut own = [NOTHING; MOST];
     let own = &mut own[..fds.len()];
     own.copy_from_slice(fds);
     let mut is_ready = || sys::poll_now(own) > 0;
-    let _ = is_ready() || awake.until(signals, is_ready);
-    true
+    if is_ready() || awake.until(signals, is_ready) { Looked::Found } else { Looked::InVain }
 }
 
 const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
@@ -235,15 +250,15 @@ fn poll_until(
     timeout_ns: i64,
     deadline: Deadline,
     mask: *const libc::sigset_t,
+    signals: &mut Signals,
 ) -> c_int {
     let mut first = true;
-    let mut signals = Signals::new();
     let mut exchange_ns = TICK_NS;
     loop {
         drained::look();
         let mut n = poll_now(fds);
         if (n > 0 || timeout_ns == 0) && first && may_have_ended(fds, n) {
-            sleep_poll(fds, Some(0), core::ptr::null(), false, &mut signals);
+            sleep_poll(fds, Some(0), core::ptr::null(), false, signals);
             n = poll_now(fds);
         }
         if !first && n > 0 {
@@ -289,7 +304,7 @@ fn poll_until(
                 unheard::before_sleep();
                 let look_ns = at_most(at_most(look_ns, room::sweep()), drained::look_in_ns());
                 let most_ns = at_most(deadline.left(), look_ns);
-                sleep_poll(fds, most_ns, mask, is_listening, &mut signals)
+                sleep_poll(fds, most_ns, mask, is_listening, signals)
             }
         });
         let saved = errno();

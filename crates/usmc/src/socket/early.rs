@@ -6,28 +6,30 @@ use crate::os::awake::Awake;
 use crate::os::signals::Signals;
 use crate::os::sys::{self, Errno};
 use crate::record::change_over::Call;
-use crate::record::conn::{self, F_CLC};
+use crate::record::conn::{self, Conn, F_CLC, F_NONBLOCK};
 use crate::record::kernel;
 use crate::record::numbers::Hold;
 use crate::record::phase::Phase;
 use crate::record::users::EARLY_CALL;
 use crate::stream::ending;
+use crate::stream::wait::time_limit_ms;
 
 /// Before a real call that may sleep until the kernel has something to tell of the socket: looks for that where looks have proven better.
 ///
 /// # Errors
 /// EINTR: a signal has come in whose handler ends the call.
 #[inline(always)]
-pub fn stay_awake(fd: i32) -> Result<(), Errno> {
+pub fn stay_awake(fd: i32, conn: &Conn) -> Result<(), Errno> {
     let awake = Awake::get(|| u64::MAX);
-    if awake.looks() { look_while(awake, fd) } else { Ok(()) }
+    // Without the flag the kernel is asked: another process may have set O_NONBLOCK.
+    if awake.looks() && !conn.has(F_NONBLOCK) { look_while(awake, fd) } else { Ok(()) }
 }
 
 #[cold]
 fn look_while(awake: Awake, fd: i32) -> Result<(), Errno> {
     let is_ready = || sys::poll1(fd, libc::POLLIN, 0) != 0;
-    // The kernel is asked for O_NONBLOCK, which another process may have set.
-    if is_ready() || kernel::is_nonblocking(fd) {
+    // A time limit begins with the real call, and any handler ends a call that has one.
+    if is_ready() || kernel::is_nonblocking(fd) || time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 {
         return Ok(());
     }
     let mut signals = Signals::new();

@@ -190,7 +190,7 @@ fn peek_anyhow(fd: i32, index: u32, signals: &mut Signals) -> Woken {
 }
 
 /// SO_RCVTIMEO or SO_SNDTIMEO in milliseconds; 0 = none.
-fn time_limit_ms(fd: i32, name: i32) -> i64 {
+pub fn time_limit_ms(fd: i32, name: i32) -> i64 {
     let mut limit = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut limit);
     limit.ns().saturating_add(999_999) / 1_000_000

@@ -6,9 +6,10 @@
 //! and for the answer then, is registered once, for the answer.
 //!
 //! It is asked once, or as long as there is room to send, which rarely ends; what has nothing to tell then, or is still there
-//! at the next wait, is registered. Level-triggered events are a state, so that nothing is told twice or missed. Nobody
-//! sleeps in a set that owes something. Where there is something to tell at once, no system call is made in vain; whether
-//! that is so is learned from each set's connections ([`Habit`]).
+//! at the next wait, is registered. A wait that looks for a while before it sleeps asks as long as it looks. Level-triggered
+//! events are a state, so that nothing is told twice or missed. Nobody sleeps in a set that owes something. Where there is
+//! something to tell at once, no system call is made in vain; whether that is so is learned from each set's connections
+//! ([`Habit`]).
 //!
 //! Edge-triggered ones are put off where all of them are closed before the next wait. How much had come when one was told
 //! of is asked for, so that the kernel, which tells of all that is there when it comes to know one after all, tells nothing
