@@ -170,12 +170,12 @@ pub unsafe fn epoll_wait(
         }
         if !active && awake.looks() {
             let mut n = 0;
-            let mut ask = || {
+            // With a yield before the first one: among many that are at work more is there then, for one wait.
+            awake.until(&mut signals, || {
                 // SAFETY: see above.
                 n = unsafe { kernel_now(&look, events, max) };
                 n != 0 || is_active(set) || deferred::is_any(set)
-            };
-            let _ = ask() || awake.until(&mut signals, ask);
+            });
             if n != 0 {
                 return Some(if n < 0 { n } else { found(set, look_behind(n)) });
             }
