@@ -8,7 +8,8 @@ use std::process::Command;
 use super::reader::Settings;
 
 /// What the library calls and does without: it goes on, by another way or with less, when the call fails with this error.
-pub const OPTIONAL: [(&str, &str); 17] = [
+pub const OPTIONAL: [(&str, &str); 18] = [
+    ("clock_gettime", "EPERM"),
     ("fchmodat", "EPERM"),
     ("fchownat", "EPERM"),
     ("flock", "EPERM"),

@@ -116,8 +116,11 @@ impl Verdict {
         let ratio = |a: u64, b: u64| (a * ONE / b.max(1)).min(MOST);
         let rate =
             ratio(product(looks.opened, sleeps.wall_us), product(sleeps.opened, looks.wall_us));
-        let cost =
-            ratio(product(looks.cpu_us, sleeps.opened), product(sleeps.cpu_us, looks.opened));
+        let cost = match looks.cpu_us.min(sleeps.cpu_us) {
+            // A filter refuses the question.
+            0 => 2 * ONE,
+            _ => ratio(product(looks.cpu_us, sleeps.opened), product(sleeps.cpu_us, looks.opened)),
+        };
         let square = rate * rate / ONE;
         Verdict { gain: square * square / ONE, cost }
     }
@@ -531,6 +534,16 @@ mod tests {
             let mut run = Run::new(begin * PART_NS + 1);
             run.take(150, [load(12, 84), load(29, 66)]);
             assert!(run.take(1000, [load(12, 84), load(29, 66)]) > 950, "{begin}");
+        }
+    }
+
+    #[test]
+    fn where_nobody_tells_cpu_time_looks_have_to_bring_much() {
+        for (opened, expected) in [(10, 0..100), (15, 900..1001)] {
+            let mut run = Run::new(1);
+            run.take(300, [load(10, 0), load(opened, 0)]);
+            let looked = run.take(1000, [load(10, 0), load(opened, 0)]);
+            assert!(expected.contains(&looked), "{opened}: {looked} of 1000 ms");
         }
     }
 
