@@ -6,10 +6,10 @@ use usmc_tests::{Fixture, Process, build, is_plain};
 
 /// Connections one after the other: more than a second without looks, and less than one address has ports for.
 const CONNECTIONS: u32 = 12_000;
-/// Whether looks pay is measured, in which another program may disturb it.
+/// The library measures whether looks pay, and another program may disturb that.
 const TRIES: u32 = 5;
 
-/// One test at a time: whether looks pay is no matter of what else runs here.
+/// One test at a time: beside another one looks may pay less.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,7 +100,7 @@ fn waits_that_look_take_no_longer() {
     fixture.finish();
 }
 
-/// What nobody handles ends no wait, be it that it comes during a look.
+/// A signal that nobody handles ends no wait, also where it comes during a look.
 #[test]
 fn signals_without_handlers_end_no_wait() {
     let _alone = alone();

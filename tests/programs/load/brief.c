@@ -138,15 +138,23 @@ static void end(pid_t child) {
     EQ(waitpid(child, NULL, 0), child);
 }
 
+// A listener that nobody connects to, in the set.
+static int silent_listener(void) {
+    uint16_t port = 0;
+    int listener = listen_here(&port);
+    struct epoll_event event = {EPOLLIN, {.fd = listener}};
+    OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
+    return listener;
+}
+
 // Waits in this call for two milliseconds again and again, behind some brief connections each time, with a signal that nobody handles
 // meanwhile. Prints how many waits it has ended.
 void ignored(const char *call, long rounds) {
     choose("blocks");
-    uint16_t port = 0, own = 0;
+    uint16_t port = 0;
     pid_t child = answering(&port);
-    int listener = listen_here(&own);
-    struct epoll_event event = {EPOLLIN, {.fd = listener}};
-    OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
+    int listener = silent_listener();
+    struct epoll_event event;
     struct sigevent winch = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGWINCH};
     timer_t timer;
     OK(timer_create(CLOCK_MONOTONIC, &winch, &timer));
@@ -203,11 +211,10 @@ static int by_time(const void *a, const void *b) {
 // takes: the median.
 void timed(const char *call, long rounds) {
     choose("blocks");
-    uint16_t port = 0, own = 0;
+    uint16_t port = 0;
     pid_t child = answering(&port);
-    int listener = listen_here(&own);
-    struct epoll_event event = {EPOLLIN, {.fd = listener}};
-    OK(epoll_ctl(set, EPOLL_CTL_ADD, listener, &event));
+    int listener = silent_listener();
+    struct epoll_event event;
     struct timespec limit = {.tv_nsec = 500000}, before, after;
     long *took = calloc(rounds, sizeof *took);
     for (long i = 0; i < rounds; i++) {

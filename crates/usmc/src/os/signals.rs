@@ -68,8 +68,8 @@ impl Signals {
         self.has_ended
     }
 
-    /// After a time without a sleep: whether one has come in that ends a wait for which `callers` is the mask (null: the thread's own). It
-    /// runs where they are let in. What nobody handles ends no wait, but would end a sleep that it is pending for.
+    /// After a time without a sleep: whether a signal has come whose handler ends a wait with the mask `callers` (null: the thread's own). The
+    /// handler runs where signals are let in. A signal that nobody handles ends no wait, but would end the sleep for which it is pending.
     pub fn have_come(&mut self, callers: *const libc::sigset_t) -> bool {
         let Some(kept) = &self.kept else { return false };
         let pending = sys::pending_signals() & !kept.before & !bits_of(callers);

@@ -42,6 +42,7 @@ const PART_SHIFT: u32 = 26;
 const CLEAR: u64 = 2;
 /// After so many periods without a loss the programs that compute are gone.
 const CALM: u32 = 3;
+
 /// The part at this time ([`clock::now_ns`]).
 fn part_at(now_ns: u64) -> u32 {
     trial::part_at(now_ns, PART_SHIFT)

@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use usmc_shm::sync::Ordering::{Relaxed, SeqCst};
 
-use super::pollfds::at_most;
+use super::deadline::{Deadline, at_most};
 use super::scan::{Look, Rooms, is_quiet};
 use crate::handshake::clc;
 use crate::host;
@@ -31,27 +31,6 @@ use crate::watchers::{agent_ear, deferred, epoll, epoll_ctl, nested, report};
 const KERNEL_TURN: u32 = 8;
 /// The kernel is asked at least this often, also while spinning.
 const KERNEL_SPIN_NS: u64 = 10_000;
-
-/// The time a wait may take.
-#[derive(Clone, Copy)]
-pub struct Deadline(Option<u64>);
-
-impl Deadline {
-    /// `timeout_ns` from now; negative = for ever.
-    pub fn after(timeout_ns: i64) -> Deadline {
-        Deadline::from(clock::now_ns(), timeout_ns)
-    }
-
-    /// The same from that time on.
-    fn from(now_ns: u64, timeout_ns: i64) -> Deadline {
-        Deadline((timeout_ns >= 0).then(|| now_ns.saturating_add(timeout_ns as u64)))
-    }
-
-    /// Nanoseconds left, `None` = for ever.
-    pub(super) fn left(self) -> Option<u64> {
-        self.0.map(|at| if at == 0 { 0 } else { at.saturating_sub(clock::now_ns()) })
-    }
-}
 
 /// epoll_wait, epoll_pwait and epoll_pwait2 on a set with tracked sockets. `None`: the real call serves.
 ///

@@ -7,12 +7,13 @@ use usmc_shm::layout::{ARM_TCP, Slot};
 use usmc_shm::state::Tx;
 use usmc_shm::sync::Ordering::Relaxed;
 
-use super::epoll_wait::{Deadline, has_tracked, nested_ready};
+use super::deadline::{Deadline, at_most};
+use super::epoll_wait::{has_tracked, nested_ready};
+use super::looks::{Looked, stay_awake};
 use crate::family::locks::Receiving;
 use crate::handshake::clc::{self, deputy};
 use crate::host;
 use crate::host::ears::Listening;
-use crate::os::awake::Awake;
 use crate::os::errno::{errno, set_errno};
 use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
@@ -139,32 +140,8 @@ pub unsafe fn poll(
     Some(on_a_copy(fds, |fds| poll_until(fds, timeout_ns, deadline, mask, &mut signals)))
 }
 
-/// What a look before a sleep has come to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Looked {
-    /// There was none.
-    Not,
-    Found,
-    InVain,
-}
-
-/// Looks for what the kernel has to tell before the call sleeps in it, where looks have proven better.
-fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signals) -> Looked {
-    const MOST: usize = 16;
-    let awake = Awake::get(|| deadline.left().unwrap_or(u64::MAX));
-    let is_tcp = |p: &libc::pollfd| matches!(table::settled(p.fd), Fd::Conn(_));
-    if !awake.looks() || fds.len() > MOST || !fds.iter().any(is_tcp) {
-        return Looked::Not;
-    }
-    // Other threads may use the application's array.
-    let mut own = [NOTHING; MOST];
-    let own = &mut own[..fds.len()];
-    own.copy_from_slice(fds);
-    let mut is_ready = || sys::poll_now(own) > 0;
-    if is_ready() || awake.until(signals, is_ready) { Looked::Found } else { Looked::InVain }
-}
-
-const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
+/// The place of no number.
+pub(super) const NOTHING: libc::pollfd = libc::pollfd { fd: -1, events: 0, revents: 0 };
 
 /// Runs `call` with a copy of the application's array, which has its `revents` afterwards and nothing else: another thread
 /// may use the same array, or fork, while we ask the kernel for other events. Behind it is a place for the ear.
@@ -341,14 +318,6 @@ const TICK_NS: u64 = 1_000_000;
 const EXCHANGE_MAX_NS: u64 = 1_000_000_000;
 /// How often a sleeper looks at a connection that has hung up, which it does not mind.
 const HUNG_UP_NS: u64 = 20_000_000;
-
-/// The shorter one of two times; `None` = for ever.
-pub fn at_most(time: Option<u64>, limit: Option<u64>) -> Option<u64> {
-    match (time, limit) {
-        (Some(time), Some(limit)) => Some(time.min(limit)),
-        (time, limit) => time.or(limit),
-    }
-}
 
 /// Added to the number of a ring connection during a real poll. The application's own negative numbers are hardly
 /// as low as that, nor those of [`hide_closed`].
