@@ -177,6 +177,9 @@ fn run(name: &str, set: Set, words: &[String]) {
     if words[0].ends_with("without_spinning") {
         command.env("USMC_BUSY_POLL_US", "0");
     }
+    if words[0].ends_with("long_spins") {
+        command.env("USMC_BUSY_POLL_US", "1000000");
+    }
     if words[0].ends_with("changes_over_at_once") {
         command.env("USMC_CHANGE_OVER", "at-once");
     }

@@ -3,6 +3,7 @@
 
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/timerfd.h>
 
 PAIR_CASE(poll_reports_what_is_there) {
     struct pair p = pair_open();
@@ -327,4 +328,43 @@ PAIR_CASE(poll_beside_bytes_it_does_not_ask_for_is_woken) {
         EQ(peer_end(), POLLERR | POLLHUP);
         OK(peer_call(P_CLOSE, p.peer, 0, 0, 0));
     }
+}
+
+// What the kernel alone knows of ends a wait that spins for a ring's bytes.
+PAIR_CASE(poll_hears_a_timer_in_long_spins) {
+    struct pair p = pair_open();
+    int timer = OK(timerfd_create(CLOCK_MONOTONIC, 0));
+    const struct itimerspec soon = {.it_value = {0, 20000000}};
+    double start = now();
+    OK(timerfd_settime(timer, 0, &soon, NULL));
+    struct pollfd f[] = {{.fd = p.fd, .events = POLLIN}, {.fd = timer, .events = POLLIN}};
+    EQ(poll(f, 2, 20000), 1);
+    EQ(f[1].revents, POLLIN);
+    CHECK(now() - start < 0.5);
+    start = now();
+    OK(timerfd_settime(timer, 0, &soon, NULL));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(p.fd, &set);
+    FD_SET(timer, &set);
+    EQ(select((p.fd > timer ? p.fd : timer) + 1, &set, NULL, NULL, NULL), 1);
+    CHECK(FD_ISSET(timer, &set));
+    CHECK(now() - start < 0.5);
+    close(timer);
+    pair_close(p);
+}
+
+// Spins that find nothing become shorter.
+PAIR_CASE(poll_in_vain_ends_long_spins) {
+    struct pair p = pair_open();
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    struct rusage before, after;
+    OK(getrusage(RUSAGE_SELF, &before));
+    for (int i = 0; i < 50; i++)
+        EQ(poll(&f, 1, 20), 0);
+    OK(getrusage(RUSAGE_SELF, &after));
+    double used = after.ru_utime.tv_sec - before.ru_utime.tv_sec + (after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6 +
+        after.ru_stime.tv_sec - before.ru_stime.tv_sec + (after.ru_stime.tv_usec - before.ru_stime.tv_usec) / 1e6;
+    CHECK(used < 0.5);
+    pair_close(p);
 }

@@ -112,15 +112,15 @@ impl<'a> Budget<'a> {
     }
 
     /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
-    /// how much it has found; the budget learns from it. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once
-    /// where nothing is found at once.
+    /// how much it has found; the budget learns from it. `ready` is told the time of the last look at the clock
+    /// ([`clock::now_ns`]), 0 = there was none. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once where nothing is found at once.
     #[inline]
     pub fn spin(
         &self,
         most_ns: u64,
         cpus: (&AtomicU32, u32),
         idle: impl FnOnce(),
-        ready: impl FnMut() -> u32,
+        ready: impl FnMut(u64) -> u32,
     ) -> bool {
         let usual_ns = config::get().busy_ns;
         let spun = spin(self.get(), most_ns, cpus, idle, ready);
@@ -233,7 +233,7 @@ fn spin(
     most_ns: u64,
     (own_cpu, peer_cpu): (&AtomicU32, u32),
     idle: impl FnOnce(),
-    mut ready: impl FnMut() -> u32,
+    mut ready: impl FnMut(u64) -> u32,
 ) -> Spun {
     let cpu = clock::cpu();
     if own_cpu.load(Relaxed) != cpu {
@@ -242,13 +242,13 @@ fn spin(
     let same = peer_cpu == cpu;
     if budget == 0 || most_ns == 0 {
         idle();
-        return Spun::found(ready());
+        return Spun::found(ready(0));
     }
     let start = clock::now_ns();
     let mut now = start;
     if !same && !is_crowded(now) {
         for _ in 0..200 {
-            let found = ready();
+            let found = ready(now);
             if found > 0 {
                 return Spun::found(found);
             }
@@ -269,7 +269,7 @@ fn spin(
         lost_ns += if away > LET_NS { away } else { 0 };
         let looks = if same || is_crowded(now) { 1 } else { 32 };
         for _ in 0..looks {
-            let found = ready();
+            let found = ready(now);
             if found > 0 {
                 return Spun { found, lost_ns, own_ns: now - start - used };
             }

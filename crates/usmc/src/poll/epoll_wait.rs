@@ -30,7 +30,7 @@ use crate::watchers::{agent_ear, deferred, epoll, epoll_ctl, nested, report};
 /// The kernel's set is asked at least every so many waits that found something in shared memory.
 const KERNEL_TURN: u32 = 8;
 /// The kernel is asked at least this often, also while spinning.
-const KERNEL_SPIN_NS: u64 = 10_000;
+pub(super) const KERNEL_SPIN_NS: u64 = 10_000;
 
 /// epoll_wait, epoll_pwait and epoll_pwait2 on a set with tracked sockets. `None`: the real call serves.
 ///
@@ -370,18 +370,16 @@ fn spin(
     }
     let peer_cpu = hot_peer_cpu(set);
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
-    let mut turns = 0u32;
     publish_cpu(set);
-    budget.spin(most_ns, (&set.cpu, peer_cpu), host::own_word::keep, || {
+    budget.spin(most_ns, (&set.cpu, peer_cpu), host::own_word::keep, |now| {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
-        turns += 1;
-        if *n == 0 && turns.is_multiple_of(16) && clock::now_ns() > kernel_at {
+        if *n == 0 && now > kernel_at {
             // SAFETY: epoll_wait's contract.
             *n = unsafe { kernel_now(look, events, max) }.max(0);
             // SAFETY: as above.
             *n = unsafe { look.at_rings(events, max, *n) };
-            kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+            kernel_at = now + KERNEL_SPIN_NS;
         }
         (*n).max(0) as u32
     })

@@ -1,11 +1,16 @@
-//! Looks of poll(2) and select(2) at what is the kernel's alone, before they sleep in it.
+//! Looks of poll(2) and select(2) before they sleep: at shared memory, and at what is the kernel's alone.
 
 use super::deadline::Deadline;
-use super::pollfds::NOTHING;
+use super::epoll_wait::KERNEL_SPIN_NS;
+use super::pollfds::{NOTHING, Watch, look, poll_now, watch};
+use crate::host;
 use crate::os::awake::Awake;
 use crate::os::signals::Signals;
-use crate::os::sys;
+use crate::os::spin::Budget;
 use crate::os::table::{self, Entry as Fd};
+use crate::os::{clock, sys};
+use crate::record::conn::{self, Conn};
+use crate::watch::observer;
 
 /// What a look before a sleep has come to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,4 +37,45 @@ pub fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signal
     own.copy_from_slice(fds);
     let mut is_ready = || sys::poll_now(own) > 0;
     if is_ready() || awake.until(signals, is_ready) { Looked::Found } else { Looked::InVain }
+}
+
+/// The connection in a ring whose budget the call's spins take.
+fn spinner(fds: &[libc::pollfd]) -> Option<&'static Conn> {
+    fds.iter().find_map(|p| match watch(p.fd) {
+        Watch::Ring(index) if p.fd >= 0 => Some(conn::at(index)),
+        _ => None,
+    })
+}
+
+/// A sleep of the call took so many nanoseconds; `u64::MAX`: nothing has come.
+pub fn slept(fds: &[libc::pollfd], ns: u64) {
+    if let Some(conn) = spinner(fds) {
+        Budget::new(&conn.spins).slept(ns);
+    }
+}
+
+/// Spins on what shared memory may have to tell, and asks the kernel of the rest now and then. Whether there is something.
+pub fn spin(fds: &mut [libc::pollfd], deadline: Deadline) -> bool {
+    let Some(conn) = spinner(fds) else { return false };
+    let Some(slot) = conn.slot() else { return false };
+    let budget = Budget::new(&conn.spins);
+    let peer_cpu = conn.peers_cpu(slot);
+    let most_ns = deadline.left().unwrap_or(u64::MAX);
+    let has_others = fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Ring(_)));
+    let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+    let ready = |now| {
+        if fds.iter().any(|p| p.fd >= 0 && look(p) != 0) {
+            return 1;
+        }
+        if !has_others || now <= kernel_at {
+            return 0;
+        }
+        kernel_at = now + KERNEL_SPIN_NS;
+        u32::from(poll_now(fds) != 0)
+    };
+    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready);
+    if found {
+        observer::spun(conn);
+    }
+    found
 }

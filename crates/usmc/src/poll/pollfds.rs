@@ -9,16 +9,14 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use super::deadline::{Deadline, at_most};
 use super::epoll_wait::{has_tracked, nested_ready};
-use super::looks::{Looked, stay_awake};
+use super::looks::{self, Looked, stay_awake};
 use crate::family::locks::Receiving;
 use crate::handshake::clc::{self, deputy};
-use crate::host;
 use crate::host::ears::Listening;
 use crate::os::errno::{errno, set_errno};
 use crate::os::events::{self, READ_BITS, WRITE_BITS};
 use crate::os::pointers::{is_nowhere, is_readable};
 use crate::os::signals::Signals;
-use crate::os::spin::Budget;
 use crate::os::table::{self, Entry as Fd};
 use crate::os::time::Time;
 use crate::os::unwind::{cancellation_point, keeping};
@@ -30,13 +28,12 @@ use crate::record::phase::Phase;
 use crate::stream::hearing::Hearing;
 use crate::stream::wait::Sleeper;
 use crate::stream::{bells, drained, due_ear, ending, ready, room, unheard};
-use crate::watch::observer;
 use crate::watchers::asleep::{self, arm_all};
 use crate::watchers::hot::Looks;
 use crate::watchers::{deferred, set};
 
 /// What one fd of a poll or select means to us.
-enum Watch {
+pub(super) enum Watch {
     /// The kernel's alone.
     Kernel,
     /// The kernel's, but for an error that it has told to nobody but us.
@@ -48,7 +45,7 @@ enum Watch {
 }
 
 /// A look that moves handshakes on, too.
-fn watch(fd: c_int) -> Watch {
+pub(super) fn watch(fd: c_int) -> Watch {
     // The kernel is asked of a set, too, and perhaps slept in.
     see(fd, |index| ready::is_kernels(|| fd, index), deferred::watch)
 }
@@ -75,7 +72,7 @@ fn see(fd: c_int, is_kernels: impl Fn(u32) -> bool, before_set: impl Fn(u32)) ->
 const ENTERED: i16 = 1;
 
 /// What shared memory says about one pollfd.
-fn look(p: &libc::pollfd) -> i16 {
+pub(super) fn look(p: &libc::pollfd) -> i16 {
     match watch(p.fd) {
         Watch::Kernel | Watch::Failed => 0,
         Watch::Ring(index) => {
@@ -250,7 +247,7 @@ fn poll_until(
             yields::found(n.max(0) as u32);
             return n;
         }
-        if spin_poll(fds, deadline) || leave_if_stuck(fds) {
+        if looks::spin(fds, deadline) || leave_if_stuck(fds) {
             continue;
         }
         due_ear::get_due();
@@ -269,6 +266,7 @@ fn poll_until(
             *ear = listening.pollfd();
         }
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
+        let start = clock::now_ns();
         let (asleep, got) = keeping((asleep, listening), || match ready {
             true => 0,
             false => {
@@ -292,6 +290,9 @@ fn poll_until(
         if got < 0 {
             set_errno(saved);
             return -1;
+        }
+        if !ready {
+            looks::slept(fds, if got == 0 { u64::MAX } else { clock::now_ns() - start });
         }
         // Whatever has ended the sleep: an end that is told already ends each of them.
         if deadline.left() == Some(0) {
@@ -328,7 +329,7 @@ fn is_hidden(p: &libc::pollfd) -> bool {
 }
 
 /// One look at everything: the kernel's fds by a real poll without waiting, ours in shared memory.
-fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
+pub(super) fn poll_now(fds: &mut [libc::pollfd]) -> c_int {
     // Ring connections are hidden from the real call (negative fds are skipped) so that doorbells and
     // the always writable TCP socket do not show.
     let mut kernels = false;
@@ -413,25 +414,6 @@ fn without_messages(p: &mut libc::pollfd) {
     if p.revents & WRITE != 0 && clc::first::hides_output(p.fd, conn) {
         p.revents &= !WRITE;
     }
-}
-
-fn spin_poll(fds: &[libc::pollfd], deadline: Deadline) -> bool {
-    let first = fds.iter().find_map(|p| match watch(p.fd) {
-        Watch::Ring(index) if p.fd >= 0 => Some(conn::at(index)),
-        _ => None,
-    });
-    let Some(conn) = first else { return false };
-    let Some(slot) = conn.slot() else { return false };
-    let budget = Budget::new(&conn.spins);
-    let peer_cpu = conn.peers_cpu(slot);
-    let most_ns = deadline.left().unwrap_or(u64::MAX);
-    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
-        fds.iter().any(|p| p.fd >= 0 && look(p) != 0).into()
-    });
-    if found {
-        observer::spun(conn);
-    }
-    found
 }
 
 /// Takes a connection out of the ring whose room this thread waits for, and may wait in vain.

@@ -101,7 +101,7 @@ pub fn for_data(
     if let Some(slot) = slot.filter(|_| in_ring) {
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = conn.peers_cpu(slot);
-        let ready = || (rx.has_data() || peer.flags(Relaxed).is_done()).into();
+        let ready = |_| (rx.has_data() || peer.flags(Relaxed).is_done()).into();
         if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
@@ -309,7 +309,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peers_cpu(slot);
-    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, || {
+    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, |_| {
         (gone() || has_room()).into()
     }) {
         observer::spun(conn);
