@@ -132,7 +132,13 @@ impl<'a> Budget<'a> {
         if spun.lost_ns > 0 && config::get().busy_adapts {
             yields::lost(spun.lost_ns);
             self.set(self.most_ns);
-        } else if spun.found > 0 {
+            return spun.found > 0;
+        }
+        let in_the_way_ns = spun.in_the_way_ns();
+        if in_the_way_ns > 0 && config::get().busy_adapts {
+            yields::lost(in_the_way_ns);
+        }
+        if spun.found > 0 {
             self.set((self.get() * 2).max(FIRST_NS));
         }
         spun.found > 0
@@ -214,13 +220,34 @@ pub struct Spun {
     pub found: u32,
     /// Nanoseconds of one sched_yield(2) that was away for so long that a program may have used up its slice.
     pub lost_ns: u64,
-    /// How long it took, without the time that others have used, where that was long.
+    /// How long others have used the CPU in yields.
+    others_ns: u64,
+    /// How long the rest of it took, where that was long.
     own_ns: u64,
+    /// The part of `own_ns` that changes to others took.
+    changes_ns: u64,
 }
 
 impl Spun {
     fn found(found: u32) -> Spun {
-        Spun { found, lost_ns: 0, own_ns: 0 }
+        Spun { found, lost_ns: 0, others_ns: 0, own_ns: 0, changes_ns: 0 }
+    }
+}
+
+/// A spin that takes less than a wake-up costs is in nobody's way.
+const WAKE_UP_NS: u64 = 35_000;
+/// Others that have the CPU for less than one part in so many of a spin do not want it.
+const WANTED: u64 = 8;
+/// A spin of which no more than one part in so many is its own gives others what they want.
+const GIVEN: u64 = 4;
+
+impl Spun {
+    /// The time in which it was in others' way, if it was. A thread that spins keeps its CPU from being idle, where a wake-up would put another
+    /// thread and the scheduler's balance would look for one: a yield gives way to those only that wait for this CPU already.
+    fn in_the_way_ns(&self) -> u64 {
+        let (own, others) = (self.own_ns.saturating_sub(self.changes_ns), self.others_ns);
+        let is_long = own > WAKE_UP_NS;
+        if is_long && others * WANTED > own && own * GIVEN > others { own } else { 0 }
     }
 }
 
@@ -259,26 +286,28 @@ fn spin(
     idle();
     // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
     let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
-    // By others, and in yields that were away for long.
-    let (mut used, mut lost_ns) = (0, 0);
+    let mut spun = Spun::found(0);
     loop {
         let before = now;
         now = give_way(now);
         let away = now.wrapping_sub(before);
-        used += away.saturating_sub(SWITCH_NS);
-        lost_ns += if away > LET_NS { away } else { 0 };
+        spun.others_ns += away.saturating_sub(SWITCH_NS);
+        spun.changes_ns += if away > SWITCH_NS { SWITCH_NS } else { 0 };
+        spun.lost_ns += if away > LET_NS { away } else { 0 };
         let looks = if same || is_crowded(now) { 1 } else { 32 };
         for _ in 0..looks {
-            let found = ready(now);
-            if found > 0 {
-                return Spun { found, lost_ns, own_ns: now - start - used };
+            spun.found = ready(now);
+            if spun.found > 0 {
+                spun.own_ns = now - start - spun.others_ns;
+                return spun;
             }
             spin_loop();
         }
         now = clock::now_ns();
-        let is_over = now - start > most_ns || now - start > budget + used;
-        if is_over || (lost_ns > 0 && !same) {
-            return Spun { found: 0, lost_ns, own_ns: now - start - used };
+        spun.own_ns = now - start - spun.others_ns;
+        let is_over = now - start > most_ns || spun.own_ns > budget;
+        if is_over || (spun.lost_ns > 0 && !same) {
+            return spun;
         }
     }
 }
@@ -312,6 +341,23 @@ pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spins_are_in_the_way_of_those_that_want_the_cpu_and_do_not_get_it() {
+        let us = |own: u64, others: u64| {
+            let [own_ns, others_ns] = [own, others].map(|us| us * 1000);
+            let changes_ns = 5_000;
+            let own_ns = own_ns + changes_ns;
+            Spun { own_ns, others_ns, changes_ns, ..Spun::found(1) }.in_the_way_ns() / 1000
+        };
+        // Short; alone; giving way.
+        for (own, others) in [(0, 0), (30, 30), (100, 0), (400, 40), (40, 200), (0, 3000)] {
+            assert_eq!(us(own, others), 0, "{own} us beside {others}");
+        }
+        for (own, others) in [(40, 70), (100, 100), (50, 8), (500, 1900)] {
+            assert_eq!(us(own, others), own, "{own} us beside {others}");
+        }
+    }
 
     #[test]
     fn work_pays_for_spins_once_and_not_without_end() {

@@ -1,7 +1,7 @@
-//! Whether spins pay where programs compute beside this one. Such a program gets a whole slice by each sched_yield(2), while a
-//! sleeper that is woken takes the CPU from it. But a server that answers hundreds of clients at once gains more by a batch than
+//! Whether spins pay where others want the CPU. A program that computes gets a whole slice by each sched_yield(2), while a
+//! sleeper that is woken takes the CPU from it; and a thread that spins keeps those that wait for another CPU from its own. But a server that answers hundreds of clients at once gains more by a batch than
 //! it loses by a slice, and among many that spin a yield is how each gets its turn. Which of these it is, no single wait can know.
-//! So a process that loses slices measures what it gets done with spins and without them, at the same times as all others ([`trial`]): a
+//! So a process that loses slices, or spins long in others' way, measures what it gets done with spins and without them, at the same times as all others ([`trial`]): a
 //! process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
 
 use usmc_shm::sync::Ordering::Relaxed;
@@ -14,9 +14,9 @@ use crate::os::trial::{self, IDLE, Measures, Pace};
 /// The steps of a process. Losses lead from `Quiet` to `Beside`; calm periods, or a time without waits, lead back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// The process spins, and loses no slices to speak of.
+    /// The process spins, and loses nothing to speak of.
     Quiet,
-    /// The process loses slices, or has lost the last one so many measured parts ago (`calm`). `spins`: spins have proven better.
+    /// The process loses slices or is in others' way, for the last time so many measured parts ago (`calm`). `spins`: spins have proven better.
     Beside { spins: bool, calm: u32 },
 }
 
@@ -108,10 +108,14 @@ impl Course {
         *known = if *known == UNKNOWN { found } else { found.midpoint(*known) };
     }
 
-    /// Whether they are; as before while one of them is unknown. Little more without spins may be chance.
+    /// Whether they are; as before while one of them is unknown. A little more without spins may be chance.
     fn spins_are_better(&self, before: bool) -> bool {
         let [without, with] = self.rates.map(u64::from);
-        if self.rates.contains(&UNKNOWN) { before } else { without * 8 < with * 9 }
+        match before {
+            _ if self.rates.contains(&UNKNOWN) => before,
+            true => without * 16 < with * 17,
+            false => without <= with,
+        }
     }
 
     /// What is measured in its part.
@@ -244,7 +248,7 @@ pub fn found(count: u32) {
     PROCESS.found(count);
 }
 
-/// A yield was away for so long that a program may have used up its slice.
+/// A spin has lost so much: a yield was away for so long that a program may have used up its slice, or it was in others' way.
 #[cold]
 pub fn lost(ns: u64) {
     PROCESS.lost(ns, clock::now_ns());
@@ -302,6 +306,24 @@ mod tests {
         assert!(run(&process, &mut now, 20_000, [50, 90], true) > 18_000);
         run(&process, &mut now, 20_000, [90, 50], true);
         assert!(run(&process, &mut now, 20_000, [90, 50], true) < 2000, "it has changed");
+    }
+
+    #[test]
+    fn a_way_is_kept_until_the_other_one_is_better() {
+        const SPINS: [u32; 2] = [80, 90];
+        const SLEEPS: [u32; 2] = [90, 50];
+        for (before, rates, spins) in [
+            (SPINS, [90, 88], true),
+            (SPINS, [90, 80], false),
+            (SLEEPS, [92, 90], false),
+            (SLEEPS, [90, 90], true),
+        ] {
+            let (process, mut now) = (Process::new(), 7);
+            run(&process, &mut now, 20_000, before, true);
+            run(&process, &mut now, 20_000, rates, true);
+            let is_most = run(&process, &mut now, 20_000, rates, true) > 10_000;
+            assert_eq!(is_most, spins, "{rates:?} behind {before:?}");
+        }
     }
 
     #[test]
