@@ -4,6 +4,7 @@
 //! Debian's stock kernel, which `tests/vm/image` fetches, and have this machine's root file system as theirs: read-only, with changes
 //! in memory. What a guest is to do the test sends as a script ([`Guest::run`]).
 
+use std::cell::Cell;
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 use std::path::{Path, PathBuf};
@@ -48,6 +49,14 @@ const QEMU: &str = "qemu-system-x86_64";
 /// A test fails with it whose machine's kernel panicked.
 struct KernelPanic;
 
+/// What a kernel's console says then.
+const PANIC: &str = "Kernel panic";
+
+thread_local! {
+    /// Whether a kernel has panicked, whatever the test has failed by: the other machine may miss its peer first.
+    static HAS_PANICKED: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs a test with machines of its own, and with further ones where the kernel of one of them panics.
 ///
 /// Soft-RoCE of Linux 6.12 under QEMU's translator is known for it: about one of ten runs in which links are cut under load ends so. A pointer of the
@@ -59,8 +68,10 @@ struct KernelPanic;
 pub fn again_if_a_kernel_panics(test: impl Fn()) {
     const TIMES: u32 = 4;
     for left in (0..TIMES).rev() {
+        HAS_PANICKED.set(false);
         let Err(why) = catch_unwind(AssertUnwindSafe(&test)) else { return };
-        if !why.is::<KernelPanic>() || left == 0 {
+        let is_kernels = why.is::<KernelPanic>() || HAS_PANICKED.get();
+        if !is_kernels || left == 0 {
             resume_unwind(why);
         }
         // Not by a macro, whose output is shown of failed tests only.
@@ -175,7 +186,9 @@ impl Drop for Guests {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for guest in &self.guests {
-                guest.show_console();
+                if guest.show_console().contains(PANIC) {
+                    HAS_PANICKED.set(true);
+                }
             }
         }
     }
@@ -300,7 +313,7 @@ impl Guest {
     /// It has ended by itself. The kernel's last words are on its console.
     fn fail_with_console(&mut self) -> ! {
         let status = self.process.wait();
-        if self.show_console().contains("Kernel panic") {
+        if self.show_console().contains(PANIC) {
             panic_any(KernelPanic);
         }
         panic!("guest {} ended with {status}; its console is above", self.number);

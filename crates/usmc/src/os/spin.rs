@@ -113,7 +113,8 @@ impl<'a> Budget<'a> {
 
     /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
     /// how much it has found; the budget learns from it. `ready` is told the time of the last look at the clock
-    /// ([`clock::now_ns`]), 0 = there was none. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once where nothing is found at once.
+    /// ([`clock::now_ns`]), 0 = there was none. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once where
+    /// nothing is found at once.
     #[inline]
     pub fn spin(
         &self,
@@ -138,7 +139,8 @@ impl<'a> Budget<'a> {
         if in_the_way_ns > 0 && config::get().busy_adapts {
             yields::lost(in_the_way_ns);
         }
-        if spun.found > 0 {
+        // Where nothing may be spun nothing is learnt.
+        if spun.found > 0 && self.most_ns > 0 {
             self.set((self.get() * 2).max(FIRST_NS));
         }
         spun.found > 0
@@ -172,22 +174,34 @@ const CROWDED_NS: u64 = 2_000_000;
 const ALONE_NS: u64 = 1_500;
 /// The same in calls of the cheapest kind: where the processor is emulated, each takes microseconds.
 const ALONE_CALLS: u64 = 4;
-/// What such a one costs the thread itself.
-const SWITCH_NS: u64 = 1_500;
+/// The clock is looked at after so many looks: a look at a set with hundreds of connections takes microseconds.
+const LOOKS: u32 = 16;
 /// How long a spin lasts at most, with the time of other threads.
 const LET_NS: u64 = 1_000_000;
 /// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
 const LET_PEER_NS: u64 = 10_000_000;
 
-/// Gives the CPU to any thread that waits for it; notes whether one did. Returns the time.
-fn give_way(now: u64) -> u64 {
+/// A sched_yield(2) that is over.
+struct Yielded {
+    /// When it was.
+    at: u64,
+    /// How long it took.
+    away_ns: u64,
+    /// The part that other threads have used.
+    others_ns: u64,
+}
+
+/// Gives the CPU to any thread that waits for it; notes whether one did.
+fn give_way(now: u64) -> Yielded {
     sys::sched_yield();
-    let after = clock::now_ns();
-    let away = after.wrapping_sub(now);
-    if away > ALONE_NS && away > alone_ns() {
-        CROWDED_AT.store(after, Relaxed);
+    let at = clock::now_ns();
+    let away_ns = at.wrapping_sub(now);
+    let alone_ns = if away_ns > ALONE_NS { alone_ns() } else { ALONE_NS };
+    let others_ns = away_ns.saturating_sub(alone_ns);
+    if others_ns > 0 {
+        CROWDED_AT.store(at, Relaxed);
     }
-    after
+    Yielded { at, away_ns, others_ns }
 }
 
 /// The longest sched_yield(2) that has run nobody else. Measured once, and only where one has taken long.
@@ -274,12 +288,18 @@ fn spin(
     let start = clock::now_ns();
     let mut now = start;
     if !same && !is_crowded(now) {
-        for _ in 0..200 {
+        for look in 1..=200 {
             let found = ready(now);
             if found > 0 {
                 return Spun::found(found);
             }
             spin_loop();
+            if look % LOOKS == 0 {
+                now = clock::now_ns();
+                if now - start > budget {
+                    break;
+                }
+            }
         }
         now = clock::now_ns();
     }
@@ -288,20 +308,23 @@ fn spin(
     let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
     let mut spun = Spun::found(0);
     loop {
-        let before = now;
-        now = give_way(now);
-        let away = now.wrapping_sub(before);
-        spun.others_ns += away.saturating_sub(SWITCH_NS);
-        spun.changes_ns += if away > SWITCH_NS { SWITCH_NS } else { 0 };
-        spun.lost_ns += if away > LET_NS { away } else { 0 };
-        let looks = if same || is_crowded(now) { 1 } else { 32 };
-        for _ in 0..looks {
+        let yielded = give_way(now);
+        now = yielded.at;
+        spun.others_ns += yielded.others_ns;
+        spun.changes_ns +=
+            if yielded.others_ns > 0 { yielded.away_ns - yielded.others_ns } else { 0 };
+        spun.lost_ns += if yielded.away_ns > LET_NS { yielded.away_ns } else { 0 };
+        let looks = if same || is_crowded(now) { 1 } else { 2 * LOOKS };
+        for look in 1..=looks {
             spun.found = ready(now);
             if spun.found > 0 {
                 spun.own_ns = now - start - spun.others_ns;
                 return spun;
             }
             spin_loop();
+            if look % LOOKS == 0 {
+                now = clock::now_ns();
+            }
         }
         now = clock::now_ns();
         spun.own_ns = now - start - spun.others_ns;
@@ -319,20 +342,18 @@ pub fn look_with_yields(ns: u64, most_ns: u64, mut ready: impl FnMut() -> bool) 
     let (mut now, mut used) = (start, 0);
     let mut spun = Spun::found(0);
     while now - start < ns + used && now - start < LET_NS.min(most_ns) {
-        let before = now;
-        now = give_way(before);
-        let away = now.wrapping_sub(before);
-        if away > LET_NS {
-            spun.lost_ns = away;
+        let yielded = give_way(now);
+        if yielded.away_ns > LET_NS {
+            spun.lost_ns = yielded.away_ns;
             if config::get().busy_adapts {
-                yields::lost(away);
+                yields::lost(yielded.away_ns);
             }
         }
         if ready() {
             spun.found = 1;
             break;
         }
-        used += away.saturating_sub(SWITCH_NS);
+        used += yielded.others_ns;
         now = clock::now_ns();
     }
     spun
@@ -357,6 +378,15 @@ mod tests {
         for (own, others) in [(40, 70), (100, 100), (50, 8), (500, 1900)] {
             assert_eq!(us(own, others), own, "{own} us beside {others}");
         }
+    }
+
+    #[test]
+    fn a_find_where_nothing_may_be_spun_says_nothing() {
+        let learnt = Learnt::new();
+        learnt.ns.store(30_001, Relaxed);
+        let budget = Budget { learnt: &learnt, work: None, most_ns: 0 };
+        assert!(budget.spin(1000, (&AtomicU32::new(0), 0), || {}, |_| 1));
+        assert_eq!(learnt.ns.load(Relaxed), 30_001);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Whether spins pay where others want the CPU. A program that computes gets a whole slice by each sched_yield(2), while a
-//! sleeper that is woken takes the CPU from it; and a thread that spins keeps those that wait for another CPU from its own. But a server that answers hundreds of clients at once gains more by a batch than
-//! it loses by a slice, and among many that spin a yield is how each gets its turn. Which of these it is, no single wait can know.
-//! So a process that loses slices, or spins long in others' way, measures what it gets done with spins and without them, at the same times as all others ([`trial`]): a
-//! process that sleeps gains nothing while its peer gives slices away, and gains at the cost of those that yield.
+//! Whether spins pay where others want the CPU. A program that computes gets a whole slice by each sched_yield(2), while a sleeper that is
+//! woken takes the CPU from it; and a thread that spins keeps its CPU from those that wait for another one. But a server that answers hundreds
+//! of clients at once gains more by a batch than it loses by a slice, and among many that spin a yield is how each gets its turn. Which of
+//! these it is, no single wait can know. So a process that loses slices, or spins long in others' way, measures what it gets done with spins
+//! and without them, at the same times as all others ([`trial`]): a process that sleeps gains nothing while its peer gives slices away, and
+//! gains at the cost of those that yield.
 
 use usmc_shm::sync::Ordering::Relaxed;
 
@@ -16,7 +17,8 @@ use crate::os::trial::{self, IDLE, Measures, Pace};
 enum Step {
     /// The process spins, and loses nothing to speak of.
     Quiet,
-    /// The process loses slices or is in others' way, for the last time so many measured parts ago (`calm`). `spins`: spins have proven better.
+    /// The process loses slices or is in others' way, for the last time so many measured parts ago (`calm`). `spins`: spins have proven
+    /// better.
     Beside { spins: bool, calm: u32 },
 }
 
@@ -40,7 +42,7 @@ impl Step {
 const PART_SHIFT: u32 = 26;
 /// Where one way finds more than twice of what the other does, it is clear which one is better.
 const CLEAR: u64 = 2;
-/// After so many periods without a loss the programs that compute are gone.
+/// After so many periods without a loss to speak of the others are gone.
 const CALM: u32 = 3;
 
 /// The part at this time ([`clock::now_ns`]).
@@ -86,7 +88,7 @@ impl Course {
         }
         match self.measures() {
             Measures::Spins if self.is_whole => {
-                let calm = if lost_us == 0 { calm + 1 } else { 0 };
+                let calm = if lost_us < LITTLE_US { calm + 1 } else { 0 };
                 if calm == CALM {
                     return Course::QUIET;
                 }
@@ -113,7 +115,7 @@ impl Course {
         let [without, with] = self.rates.map(u64::from);
         match before {
             _ if self.rates.contains(&UNKNOWN) => before,
-            true => without * 16 < with * 17,
+            true => without * 16 <= with * 17,
             false => without <= with,
         }
     }
@@ -153,6 +155,8 @@ struct Process {
 const LOST_US: u64 = 5_000;
 /// A loss of one in so many milliseconds is none.
 const LEAK: u64 = 16;
+/// Less than a quarter of that in a part is none, too.
+const LITTLE_US: u64 = (1 << PART_SHIFT) / 1000 / LEAK / 4;
 
 impl Process {
     const fn new() -> Process {
@@ -345,6 +349,17 @@ mod tests {
                 assert_eq!(course.step, step, "{begin}: {course:?}");
             }
         }
+    }
+
+    #[test]
+    fn little_losses_now_and_then_keep_nothing_up() {
+        let (process, mut now) = (Process::new(), 7);
+        run(&process, &mut now, 20_000, [90, 50], true);
+        for _ in 0..20_000 / 64 {
+            run(&process, &mut now, 64, [90, 50], false);
+            process.lost(SLICE_NS / 6, now * MS);
+        }
+        assert_eq!(process.course().step, Step::Quiet);
     }
 
     #[test]

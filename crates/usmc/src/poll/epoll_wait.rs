@@ -379,7 +379,7 @@ fn spin(
             *n = unsafe { kernel_now(look, events, max) }.max(0);
             // SAFETY: as above.
             *n = unsafe { look.at_rings(events, max, *n) };
-            kernel_at = now + KERNEL_SPIN_NS;
+            kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
         }
         (*n).max(0) as u32
     })

@@ -39,7 +39,7 @@ pub fn stay_awake(fds: &[libc::pollfd], deadline: Deadline, signals: &mut Signal
     if is_ready() || awake.until(signals, is_ready) { Looked::Found } else { Looked::InVain }
 }
 
-/// The connection in a ring whose budget the call's spins take.
+/// The connection in a ring that has the budget of the call's spins.
 fn spinner(fds: &[libc::pollfd]) -> Option<&'static Conn> {
     fds.iter().find_map(|p| match watch(p.fd) {
         Watch::Ring(index) if p.fd >= 0 => Some(conn::at(index)),
@@ -47,35 +47,44 @@ fn spinner(fds: &[libc::pollfd]) -> Option<&'static Conn> {
     })
 }
 
-/// A sleep of the call took so many nanoseconds; `u64::MAX`: nothing has come.
-pub fn slept(fds: &[libc::pollfd], ns: u64) {
-    if let Some(conn) = spinner(fds) {
-        Budget::new(&conn.spins).slept(ns);
-    }
+/// What the call's sleeps teach, if there is a ring.
+pub fn budget(fds: &[libc::pollfd]) -> Option<Budget<'static>> {
+    spinner(fds).map(|conn| Budget::new(&conn.spins))
 }
 
 /// Spins on what shared memory may have to tell, and asks the kernel of the rest now and then. Whether there is something.
-pub fn spin(fds: &mut [libc::pollfd], deadline: Deadline) -> bool {
-    let Some(conn) = spinner(fds) else { return false };
-    let Some(slot) = conn.slot() else { return false };
+///
+/// # Errors
+/// The kernel has ended the call, as errno says.
+pub fn spin(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<bool, ()> {
+    let Some(conn) = spinner(fds) else { return Ok(false) };
+    let Some(slot) = conn.slot() else { return Ok(false) };
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peers_cpu(slot);
     let most_ns = deadline.left().unwrap_or(u64::MAX);
-    let has_others = fds.iter().any(|p| p.fd >= 0 && !matches!(watch(p.fd), Watch::Ring(_)));
-    let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+    let (mut kernel_at, mut has_failed) = (0, false);
     let ready = |now| {
         if fds.iter().any(|p| p.fd >= 0 && look(p) != 0) {
             return 1;
         }
-        if !has_others || now <= kernel_at {
+        if kernel_at == 0 {
+            kernel_at = now + KERNEL_SPIN_NS;
+        }
+        let is_kernels = |p: &libc::pollfd| p.fd >= 0 && !matches!(watch(p.fd), Watch::Ring(_));
+        if now <= kernel_at || !fds.iter().any(is_kernels) {
             return 0;
         }
-        kernel_at = now + KERNEL_SPIN_NS;
-        u32::from(poll_now(fds) != 0)
+        let n = poll_now(fds);
+        kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
+        has_failed = n < 0;
+        u32::from(n != 0)
     };
     let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready);
+    if has_failed {
+        return Err(());
+    }
     if found {
         observer::spun(conn);
     }
-    found
+    Ok(found)
 }

@@ -227,6 +227,8 @@ fn poll_until(
     signals: &mut Signals,
 ) -> c_int {
     let mut first = true;
+    // When the first sleep began; 0 = there was none.
+    let mut slept_since = 0;
     let mut exchange_ns = TICK_NS;
     loop {
         drained::look();
@@ -247,9 +249,12 @@ fn poll_until(
             yields::found(n.max(0) as u32);
             return n;
         }
-        if looks::spin(fds, deadline) || leave_if_stuck(fds) {
-            continue;
+        match looks::spin(fds, deadline) {
+            Err(()) => return -1,
+            Ok(found) if found || leave_if_stuck(fds) => continue,
+            Ok(_) => {}
         }
+        let budget = looks::budget(fds);
         due_ear::get_due();
         let mut asleep = Asleep::nowhere(fds.len());
         let mut looks = asleep.enter(fds);
@@ -266,7 +271,6 @@ fn poll_until(
             *ear = listening.pollfd();
         }
         let ready = fds.iter().any(|p| p.fd >= 0 && look(p) != 0);
-        let start = clock::now_ns();
         let (asleep, got) = keeping((asleep, listening), || match ready {
             true => 0,
             false => {
@@ -279,6 +283,9 @@ fn poll_until(
                 unheard::before_sleep();
                 let look_ns = at_most(at_most(look_ns, room::sweep()), drained::look_in_ns());
                 let most_ns = at_most(deadline.left(), look_ns);
+                if slept_since == 0 && budget.is_some() {
+                    slept_since = clock::now_ns();
+                }
                 sleep_poll(fds, most_ns, mask, is_listening, signals)
             }
         });
@@ -291,11 +298,12 @@ fn poll_until(
             set_errno(saved);
             return -1;
         }
-        if !ready {
-            looks::slept(fds, if got == 0 { u64::MAX } else { clock::now_ns() - start });
+        let is_over = deadline.left() == Some(0);
+        if let Some(budget) = budget.filter(|_| slept_since != 0 && (got > 0 || is_over)) {
+            budget.slept(if got == 0 { u64::MAX } else { clock::now_ns() - slept_since });
         }
         // Whatever has ended the sleep: an end that is told already ends each of them.
-        if deadline.left() == Some(0) {
+        if is_over {
             let n = poll_now(fds);
             return n - if n > 0 { hide_closed(fds) } else { 0 };
         }
