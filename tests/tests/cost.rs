@@ -198,7 +198,7 @@ fn counting(fixture: &Fixture, log: &Path) -> Command {
     command
 }
 
-/// The same for a program of many connections, whose waits sleep at once: how often they would look before that depends on time
+/// Such a command for a program of many connections, whose waits sleep at once: how often they would look before that depends on time
 /// (`awake.rs` has a test of it).
 fn counting_without_looks(fixture: &Fixture, log: &Path) -> Command {
     let mut command = counting(fixture, log);

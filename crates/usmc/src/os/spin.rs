@@ -242,20 +242,18 @@ pub struct Spun {
     changes_ns: u64,
 }
 
+/// A spin that takes less than a wake-up costs is in nobody's way.
+const WAKE_UP_NS: u64 = 35_000;
+/// Others that have the CPU for less than one part in so many of a spin's own time do not want it.
+const WANTED: u64 = 8;
+/// A spin that leaves others so many times its own time gives them what they want.
+const GIVEN: u64 = 4;
+
 impl Spun {
     fn found(found: u32) -> Spun {
         Spun { found, lost_ns: 0, others_ns: 0, own_ns: 0, changes_ns: 0 }
     }
-}
 
-/// A spin that takes less than a wake-up costs is in nobody's way.
-const WAKE_UP_NS: u64 = 35_000;
-/// Others that have the CPU for less than one part in so many of a spin do not want it.
-const WANTED: u64 = 8;
-/// A spin of which no more than one part in so many is its own gives others what they want.
-const GIVEN: u64 = 4;
-
-impl Spun {
     /// The time in which it was in others' way, if it was. A thread that spins keeps its CPU from being idle, where a wake-up would put another
     /// thread and the scheduler's balance would look for one: a yield gives way to those only that wait for this CPU already.
     fn in_the_way_ns(&self) -> u64 {

@@ -12,7 +12,7 @@ impl Deadline {
         Deadline::from(clock::now_ns(), timeout_ns)
     }
 
-    /// The same from that time on.
+    /// `timeout_ns` from `now_ns` ([`clock::now_ns`]) on; negative = for ever.
     pub fn from(now_ns: u64, timeout_ns: i64) -> Deadline {
         Deadline((timeout_ns >= 0).then(|| now_ns.saturating_add(timeout_ns as u64)))
     }

@@ -13,7 +13,8 @@ use crate::watchers::deferred::{self, Which};
 use crate::watchers::set;
 
 /// Asks for what the set has deferred, and for whether the kernel has something to tell of all others: once, and again while the wait
-/// is `awake`; `awake` is over where this has found nothing. What it reports stays deferred until the next wait, and all else is registered. How many events there are.
+/// is `awake`; `awake` is over where this has found nothing. A reported registration stays deferred until the next wait, and all others are
+/// made. How many events there are.
 ///
 /// # Safety
 /// `events` is writable for `max` entries.
