@@ -389,6 +389,42 @@ CASE(handler_sends_while_connections_change_over) {
     close(listener);
 }
 
+// A handler ends a wait that spins for a ring's bytes, as one that sleeps.
+PAIR_CASE(signals_end_waits_with_long_spins) {
+    struct pair p = pair_open();
+    const struct itimerval soon = {.it_value = {0, 50000}, .it_interval = {0, 500000}}, never = {0};
+    struct epoll_event event = {EPOLLIN, {.fd = p.fd}};
+    struct pollfd f = {.fd = p.fd, .events = POLLIN};
+    fd_set fds;
+    char c;
+    int set = OK(epoll_create1(0));
+    OK(epoll_ctl(set, EPOLL_CTL_ADD, p.fd, &event));
+    handle(SIGALRM, 0);
+    static char bytes[65536];
+    for (int way = 0; way < 6; way++) {
+        while (way == 5 && send(p.fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0) {}
+        FD_ZERO(&fds);
+        FD_SET(p.fd, &fds);
+        signals = 0;
+        double start = now();
+        OK(setitimer(ITIMER_REAL, &soon, NULL));
+        // The kernel's receive of no bytes says nothing of the handler that has ended it.
+        EQ(way == 0     ? epoll_wait(set, &event, 1, -1)
+               : way == 1 ? poll(&f, 1, -1)
+               : way == 2 ? select(p.fd + 1, &fds, NULL, NULL, NULL)
+               : way == 3 ? (int)recv(p.fd, &c, 1, 0)
+               : way == 4 ? (int)recv(p.fd, &c, 0, 0) - 1
+                          : (int)send(p.fd, bytes, 1, 0),
+            -1);
+        CHECK(way == 4 || errno == EINTR);
+        EQ(signals, 1);
+        CHECK(now() - start < 0.4);
+        OK(setitimer(ITIMER_REAL, &never, NULL));
+    }
+    close(set);
+    pair_close(p);
+}
+
 PAIR_CASE(storm_of_signals_during_a_transfer) {
     struct pair p = pair_open();
     struct itimerval often = {{0, 300}, {0, 300}}, never = {0};

@@ -54,6 +54,18 @@ impl Signals {
         }
     }
 
+    /// Keeps them away, in a spin that goes on; whether one has come since.
+    #[cold]
+    pub fn watch(&mut self) -> bool {
+        match &self.kept {
+            Some(kept) => sys::pending_signals() & !kept.before != 0,
+            None => {
+                self.keep();
+                false
+            }
+        }
+    }
+
     /// Lets them in, before a sleep of another kind or something that takes time. Whether the call has ended by that; any
     /// handler ends it if `by_any`.
     pub fn let_in(&mut self, by_any: bool) -> bool {

@@ -6,6 +6,7 @@ use usmc_shm::sync::Ordering::Relaxed;
 
 use usmc_shm::sync::{AtomicU32, AtomicU64};
 
+use crate::os::signals::Signals;
 use crate::os::{clock, config, sys, yields};
 
 /// What the waits on one connection, or on one set, have learnt. All zeros: nothing yet.
@@ -114,17 +115,18 @@ impl<'a> Budget<'a> {
     /// Spins for at most `most_ns` nanoseconds, with all that others do meanwhile, and no longer than the budget, until `ready` says
     /// how much it has found; the budget learns from it. `ready` is told the time of the last look at the clock
     /// ([`clock::now_ns`]), 0 = there was none. `cpus`: where the waiter notes its CPU, and the peer's. `idle` is called once where
-    /// nothing is found at once.
+    /// nothing is found at once. A spin that goes on ends where one of the `signals` has come.
     #[inline]
     pub fn spin(
         &self,
         most_ns: u64,
         cpus: (&AtomicU32, u32),
+        signals: &mut Signals,
         idle: impl FnOnce(),
         ready: impl FnMut(u64) -> u32,
     ) -> bool {
         let usual_ns = config::get().busy_ns;
-        let spun = spin(self.get(), most_ns, cpus, idle, ready);
+        let spun = spin(self.get(), most_ns, cpus, idle, || signals.watch(), ready);
         if let Some(work) = self.work
             && let Some(beyond) = spun.own_ns.checked_sub(usual_ns)
         {
@@ -180,6 +182,11 @@ const LOOKS: u32 = 16;
 const LET_NS: u64 = 1_000_000;
 /// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
 const LET_PEER_NS: u64 = 10_000_000;
+/// A spin is watched for signals once it has lasted so long: no longer than what many programs do between two waits, in which a handler ends
+/// none either. Two system calls would double the time of a spin that finds something at once.
+const WATCHED_NS: u64 = 20_000;
+/// From then on it is looked for them at such distances.
+const WATCH_NS: u64 = 1_000_000;
 
 /// A sched_yield(2) that is over.
 struct Yielded {
@@ -265,13 +272,14 @@ impl Spun {
 
 /// Spins for at most `budget` nanoseconds of its own until `ready`; what others use of the CPU meanwhile does not count, up to a
 /// limit of `most_ns` at most. Gives the CPU away at each look when `peer_cpu` says that the peer needs this very one, or somebody else does, and now
-/// and then to find that out.
+/// and then to find that out. `watch` is asked once the spin has lasted [`WATCHED_NS`], and then each [`WATCH_NS`]; it may end the spin.
 #[inline]
 fn spin(
     budget: u64,
     most_ns: u64,
     (own_cpu, peer_cpu): (&AtomicU32, u32),
     idle: impl FnOnce(),
+    mut watch: impl FnMut() -> bool,
     mut ready: impl FnMut(u64) -> u32,
 ) -> Spun {
     let cpu = clock::cpu();
@@ -305,6 +313,7 @@ fn spin(
     // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
     let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
     let mut spun = Spun::found(0);
+    let mut watch_at = start + WATCHED_NS;
     loop {
         let yielded = give_way(now);
         now = yielded.at;
@@ -327,7 +336,11 @@ fn spin(
         now = clock::now_ns();
         spun.own_ns = now - start - spun.others_ns;
         let is_over = now - start > most_ns || spun.own_ns > budget;
-        if is_over || (spun.lost_ns > 0 && !same) {
+        let has_ended = !is_over && now > watch_at && {
+            watch_at = now + WATCH_NS;
+            watch()
+        };
+        if is_over || has_ended || (spun.lost_ns > 0 && !same) {
             return spun;
         }
     }
@@ -362,6 +375,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_spin_that_goes_on_is_watched_and_may_end_by_that() {
+        let cpus = (&AtomicU32::new(0), 0);
+        let mut watched = 0;
+        let mut watch = || {
+            watched += 1;
+            watched == 3
+        };
+        let begun = clock::now_ns();
+        let spun = spin(60_000_000_000, u64::MAX, cpus, || {}, &mut watch, |_| 0);
+        let took = clock::now_ns() - begun;
+        assert_eq!((spun.found, watched), (0, 3));
+        assert!((WATCHED_NS + 2 * WATCH_NS..10_000_000_000).contains(&took), "{took} ns");
+        // Not one that finds something at once.
+        let found = spin(60_000_000_000, u64::MAX, cpus, || {}, || panic!(), |_| 1).found;
+        assert_eq!(found, 1);
+    }
+
+    #[test]
     fn spins_are_in_the_way_of_those_that_want_the_cpu_and_do_not_get_it() {
         let us = |own: u64, others: u64| {
             let [own_ns, others_ns] = [own, others].map(|us| us * 1000);
@@ -383,7 +414,7 @@ mod tests {
         let learnt = Learnt::new();
         learnt.ns.store(30_001, Relaxed);
         let budget = Budget { learnt: &learnt, work: None, most_ns: 0 };
-        assert!(budget.spin(1000, (&AtomicU32::new(0), 0), || {}, |_| 1));
+        assert!(budget.spin(1000, (&AtomicU32::new(0), 0), &mut Signals::new(), || {}, |_| 1));
         assert_eq!(learnt.ns.load(Relaxed), 30_001);
     }
 

@@ -138,7 +138,7 @@ pub unsafe fn epoll_wait(
                 return Some(found(set, n));
             }
             let most_ns = deadline.left().unwrap_or(u64::MAX);
-            if most_ns > 0 && spin(&look, &budget, most_ns, events, max, &mut n) {
+            if most_ns > 0 && spin(&look, (&budget, most_ns), &mut signals, (events, max), &mut n) {
                 set.work.begins(clock::now_ns());
                 set.spins.store(set.spins.load(Relaxed).wrapping_add(1), Relaxed);
                 if n > 0 {
@@ -358,10 +358,9 @@ pub unsafe fn kernel_now(look: &Look<'_>, events: *mut libc::epoll_event, max: c
 /// Spins over the hot list, looking at the kernel now and then.
 fn spin(
     look: &Look<'_>,
-    budget: &Budget<'_>,
-    most_ns: u64,
-    events: *mut libc::epoll_event,
-    max: c_int,
+    (budget, most_ns): (&Budget<'_>, u64),
+    signals: &mut Signals,
+    (events, max): (*mut libc::epoll_event, c_int),
     n: &mut c_int,
 ) -> bool {
     let set = look.set;
@@ -371,7 +370,7 @@ fn spin(
     let peer_cpu = hot_peer_cpu(set);
     let mut kernel_at = clock::now_ns() + KERNEL_SPIN_NS;
     publish_cpu(set);
-    budget.spin(most_ns, (&set.cpu, peer_cpu), host::own_word::keep, |now| {
+    budget.spin(most_ns, (&set.cpu, peer_cpu), signals, host::own_word::keep, |now| {
         // SAFETY: as below.
         *n = unsafe { look.at_rings(events, max, 0) };
         if *n == 0 && now > kernel_at {

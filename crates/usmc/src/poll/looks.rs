@@ -56,7 +56,11 @@ pub fn budget(fds: &[libc::pollfd]) -> Option<Budget<'static>> {
 ///
 /// # Errors
 /// The kernel has ended the call, as errno says.
-pub fn spin(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<bool, ()> {
+pub fn spin(
+    fds: &mut [libc::pollfd],
+    deadline: Deadline,
+    signals: &mut Signals,
+) -> Result<bool, ()> {
     let Some(conn) = spinner(fds) else { return Ok(false) };
     let Some(slot) = conn.slot() else { return Ok(false) };
     let budget = Budget::new(&conn.spins);
@@ -79,7 +83,8 @@ pub fn spin(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<bool, ()> {
         has_failed = n < 0;
         u32::from(n != 0)
     };
-    let found = budget.spin(most_ns, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready);
+    let cpus = (&conn.own(slot).cpu, peer_cpu);
+    let found = budget.spin(most_ns, cpus, signals, host::own_word::keep, ready);
     if has_failed {
         return Err(());
     }

@@ -249,10 +249,14 @@ fn poll_until(
             yields::found(n.max(0) as u32);
             return n;
         }
-        match looks::spin(fds, deadline) {
+        match looks::spin(fds, deadline, signals) {
             Err(()) => return -1,
             Ok(found) if found || leave_if_stuck(fds) => continue,
             Ok(_) => {}
+        }
+        if signals.have_come(mask) {
+            set_errno(libc::EINTR);
+            return -1;
         }
         let budget = looks::budget(fds);
         due_ear::get_due();

@@ -102,7 +102,8 @@ pub fn for_data(
         let (rx, peer) = (conn.rx(slot), conn.peer(slot));
         let peer_cpu = conn.peers_cpu(slot);
         let ready = |_| (rx.has_data() || peer.flags(Relaxed).is_done()).into();
-        if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, ready) {
+        let cpus = (&conn.own(slot).cpu, peer_cpu);
+        if budget.spin(u64::MAX, cpus, signals, host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
             if !conn.has_life() && rx.has_data() {
@@ -131,6 +132,7 @@ pub fn for_data(
     let start = clock::now_ns();
     let sleep = || match until {
         Until::AnyWakeUp if is_cut(conn) => signals.tick(false),
+        Until::AnyWakeUp if signals.let_in(true) => Woken::Look,
         Until::AnyWakeUp => receive_nothing(fd),
         // SO_RCVTIMEO is the kernel's own where the call has not slept yet.
         Until::Data
@@ -309,9 +311,9 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     let has_room = || tx.is_writable();
     let budget = Budget::new(&conn.spins);
     let peer_cpu = conn.peers_cpu(slot);
-    if budget.spin(u64::MAX, (&conn.own(slot).cpu, peer_cpu), host::own_word::keep, |_| {
-        (gone() || has_room()).into()
-    }) {
+    let cpus = (&conn.own(slot).cpu, peer_cpu);
+    if budget.spin(u64::MAX, cpus, signals, host::own_word::keep, |_| (gone() || has_room()).into())
+    {
         observer::spun(conn);
         yields::found(1);
         return Woken::Look;
