@@ -6,10 +6,10 @@ use core::mem::{self, MaybeUninit};
 use core::ptr;
 
 use super::handlers;
-use crate::os::errno::errno;
-use crate::os::real;
+use crate::os::errno::{self, errno};
 use crate::os::sys::{self, Errno};
 use crate::os::unwind::keeping;
+use crate::os::{real, single};
 
 /// What a sleep on the TCP socket ended with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,15 +54,25 @@ impl Signals {
         }
     }
 
-    /// Keeps them away, in a spin that goes on; whether one has come since.
+    /// Keeps them away, in a spin that goes on; whether one has come since. In a process with threads another one's handler would run
+    /// instead of this one's, so that nothing is kept away there.
     #[cold]
     pub fn watch(&mut self) -> bool {
-        match &self.kept {
-            Some(kept) => sys::pending_signals() & !kept.before != 0,
-            None => {
-                self.keep();
-                false
-            }
+        if let Some(kept) = &self.kept {
+            return sys::pending_signals() & !kept.before != 0;
+        }
+        if single::is_single() {
+            self.keep();
+        }
+        false
+    }
+
+    /// Lets in what a spin has kept away, in a call that goes on without a sleep; `by_any` as for [`Signals::let_in`]. A handler that has
+    /// ended the call ends its next sleep.
+    #[inline(always)]
+    pub fn spun(&mut self, by_any: bool) {
+        if self.are_kept() {
+            self.let_in(by_any);
         }
     }
 
@@ -169,6 +179,8 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         if let Some(kept) = self.kept.take() {
+            // What the call says is told behind its handlers, as by libc.
+            let _errno = errno::keep();
             sys::set_signals(kept.before);
         }
     }

@@ -183,9 +183,9 @@ const LET_NS: u64 = 1_000_000;
 /// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
 const LET_PEER_NS: u64 = 10_000_000;
 /// A spin is watched for signals once it has lasted so long: no longer than what many programs do between two waits, in which a handler ends
-/// none either. Two system calls would double the time of a spin that finds something at once.
-const WATCHED_NS: u64 = 20_000;
-/// From then on it is looked for them at such distances.
+/// none either. The two system calls would double the time of a spin that finds something at once.
+const WATCHED_NS: u64 = 50_000;
+/// From then on the spin looks for them at such distances.
 const WATCH_NS: u64 = 1_000_000;
 
 /// A sched_yield(2) that is over.
@@ -293,6 +293,13 @@ fn spin(
     }
     let start = clock::now_ns();
     let mut now = start;
+    let mut watch_at = start + WATCHED_NS;
+    let mut has_come = |now| {
+        now > watch_at && {
+            watch_at = now + WATCH_NS;
+            watch()
+        }
+    };
     if !same && !is_crowded(now) {
         for look in 1..=200 {
             let found = ready(now);
@@ -305,6 +312,9 @@ fn spin(
                 if now - start > budget {
                     break;
                 }
+                if has_come(now) {
+                    return Spun { own_ns: now - start, ..Spun::found(0) };
+                }
             }
         }
         now = clock::now_ns();
@@ -313,7 +323,6 @@ fn spin(
     // The scheduler parts two threads that both want to run. While one of them sleeps it has no reason to.
     let most_ns = if same { LET_PEER_NS } else { LET_NS }.max(budget).min(most_ns);
     let mut spun = Spun::found(0);
-    let mut watch_at = start + WATCHED_NS;
     loop {
         let yielded = give_way(now);
         now = yielded.at;
@@ -336,11 +345,7 @@ fn spin(
         now = clock::now_ns();
         spun.own_ns = now - start - spun.others_ns;
         let is_over = now - start > most_ns || spun.own_ns > budget;
-        let has_ended = !is_over && now > watch_at && {
-            watch_at = now + WATCH_NS;
-            watch()
-        };
-        if is_over || has_ended || (spun.lost_ns > 0 && !same) {
+        if is_over || has_come(now) || (spun.lost_ns > 0 && !same) {
             return spun;
         }
     }

@@ -106,6 +106,7 @@ pub fn for_data(
         if budget.spin(u64::MAX, cpus, signals, host::own_word::keep, ready) {
             observer::spun(conn);
             yields::found(1);
+            signals.spun(until == Until::DataOrSignal);
             if !conn.has_life() && rx.has_data() {
                 // What has come while we looked shows that the peer lives: the next send need not ask the kernel.
                 conn.asked.store(clock::tsc(), Relaxed);
@@ -142,7 +143,10 @@ pub fn for_data(
         {
             match room::keeps_far_ms(conn) {
                 Some(ms) => sleep_for_a_while(fd, index, ms, signals),
-                None => peek(fd, index, signals),
+                None => {
+                    let by_any = ends_by_any(fd, signals);
+                    peek(fd, index, signals, by_any)
+                }
             }
         }
         _ => sleep_for_data(fd, index, until, since, signals),
@@ -177,7 +181,7 @@ fn sleep_for_data(fd: i32, index: u32, until: Until, since: u64, signals: &mut S
 /// peek at once. One that is set while it sleeps counts once a signal has interrupted it, as the kernel's calls begin anew then.
 fn peek_anyhow(fd: i32, index: u32, signals: &mut Signals) -> Woken {
     if !holders::is_nonblocking(fd, conn::at(index)) {
-        return peek(fd, index, signals);
+        return peek(fd, index, signals, false);
     }
     if signals.let_in(false) {
         return Woken::Fail(libc::EINTR);
@@ -258,7 +262,8 @@ pub fn for_more(fd: i32, index: u32, since: u64, signals: &mut Signals) -> bool 
 fn sleep_for_a_while(fd: i32, index: u32, ms: u32, signals: &mut Signals) -> Woken {
     room::give_back_idle(conn::at(index));
     if time_limit_ms(fd, libc::SO_RCVTIMEO) > 0 || Handlers::lately() == Handlers::Both {
-        return peek(fd, index, signals);
+        let by_any = ends_by_any(fd, signals);
+        return peek(fd, index, signals, by_any);
     }
     signals.keep();
     match sleep_in_poll(fd, index, ms.into(), signals, false) {
@@ -270,10 +275,15 @@ fn sleep_for_a_while(fd: i32, index: u32, ms: u32, signals: &mut Signals) -> Wok
     }
 }
 
-/// The blocking one-byte peek.
-fn peek(fd: i32, index: u32, signals: &mut Signals) -> Woken {
+/// Whether any handler of a signal that was kept away ends a receive: it has a time limit.
+fn ends_by_any(fd: i32, signals: &Signals) -> bool {
+    signals.are_kept() && time_limit_ms(fd, libc::SO_RCVTIMEO) > 0
+}
+
+/// The blocking one-byte peek. `by_any` as for [`Signals::let_in`].
+fn peek(fd: i32, index: u32, signals: &mut Signals, by_any: bool) -> Woken {
     let conn = conn::at(index);
-    if signals.let_in(false) {
+    if signals.let_in(by_any) {
         return Woken::Fail(libc::EINTR);
     }
     let mut byte = 0u8;
@@ -316,6 +326,7 @@ pub fn for_room(fd: i32, index: u32, since: u64, partial: bool, signals: &mut Si
     {
         observer::spun(conn);
         yields::found(1);
+        signals.spun(partial);
         return Woken::Look;
     }
     if room::grow(fd, conn, slot) {
