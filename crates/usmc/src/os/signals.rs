@@ -1,6 +1,7 @@
 //! Signals of a call that looks again and again, sleeping a moment each time, as nobody can wake it. One that is handled
 //! between two of these sleeps would end none of them, and a program that counts on EINTR would wait for ever. So signals are
-//! kept away from one sleep to the next, and let in by the sleep alone (ppoll(2)).
+//! kept away from one sleep to the next, and let in by the sleep alone (ppoll(2)). Looks before a sleep do so, too, and so does a spin that
+//! lasts.
 
 use core::mem::{self, MaybeUninit};
 use core::ptr;
