@@ -10,6 +10,13 @@ dir=$1 usmc=$2 library=$3
 group=$dir/cgroup/usmc-tests-$$ own=$(sed -n 's/^0:://p' /proc/self/cgroup)
 mkdir "$dir/cgroup" "$dir/world"
 mount -t cgroup2 cgroup2 "$dir/cgroup"
+# What scripts that were killed have left.
+for left in "$dir"/cgroup/usmc-tests-*; do
+    case ${left##*/usmc-tests-} in
+    *[!0-9]*) ;;
+    *) [ -d "/proc/${left##*-}" ] || find "$left" -depth -type d -exec rmdir {} + 2>/dev/null || : ;;
+    esac
+done
 mkdir "$group"
 echo 0 >"$group/cgroup.procs"
 unshare --mount --pid --fork --net --uts --ipc --cgroup --kill-child sh "$here/init.sh" "$dir/world" "$usmc" "$library" &

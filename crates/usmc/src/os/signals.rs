@@ -55,8 +55,8 @@ impl Signals {
         }
     }
 
-    /// Keeps them away, in a spin that goes on; whether one has come since. In a process with threads another one's handler would run
-    /// instead of this one's, so that nothing is kept away there.
+    /// Keeps them away, in a spin that goes on; whether one has come since. In a process with threads nothing is kept away: another thread
+    /// would run the handler.
     #[cold]
     pub fn watch(&mut self) -> bool {
         if let Some(kept) = &self.kept {
@@ -180,7 +180,7 @@ impl Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         if let Some(kept) = self.kept.take() {
-            // What the call says is told behind its handlers, as by libc.
+            // A handler runs here, and may change errno, which is the call's by now.
             let _errno = errno::keep();
             sys::set_signals(kept.before);
         }

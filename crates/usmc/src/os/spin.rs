@@ -182,8 +182,8 @@ const LOOKS: u32 = 16;
 const LET_NS: u64 = 1_000_000;
 /// How long a spin lasts at most where the peer has the waiter's CPU, with the time of other threads.
 const LET_PEER_NS: u64 = 10_000_000;
-/// A spin is watched for signals once it has lasted so long: no longer than what many programs do between two waits, in which a handler ends
-/// none either. The two system calls would double the time of a spin that finds something at once.
+/// A spin is watched for signals once it has lasted so long. Many programs work as long between two waits, and a handler that runs then ends
+/// no wait either. The two system calls of it would double the time of a spin that finds something at once.
 const WATCHED_NS: u64 = 50_000;
 /// From then on the spin looks for them at such distances.
 const WATCH_NS: u64 = 1_000_000;
